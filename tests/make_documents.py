@@ -92,7 +92,7 @@ def joined(source: Path, studies: Iterable[tuple[str, str, str, str]]) -> dict[s
     from fedtar_flare.data.sources.manifest import write_rows
 
     if source.is_dir():
-        rows, _ = collect(source)
+        rows, _, _ = collect(source)
         source = source.parent / f"{source.name}.csv"
         if not rows:
             return {}

@@ -79,11 +79,12 @@ def reports(arguments: argparse.Namespace) -> None:
     from fedtar_flare.data.sources.reading import by_reason
 
     warnings.filterwarnings("ignore", module="pydicom")  # of texts that are counted below
-    rows, problems = collect(arguments.source, **given(arguments, "accession", "charset"))
+    rows, problems, notes = collect(arguments.source, **given(arguments, "accession", "charset"))
     left_out, first = by_reason(problems), {problem.reason: problem for problem in reversed(problems)}
     lines = [f"  left out, {reason}: {n}, such as: {first[reason]}" for reason, n in left_out.items()]
+    lines += [f"  not read beside the text of {len(notes)} reports, such as: {notes[0]}"] if notes else []
     if not rows:
         raise DataError("\n".join(["no report counts", *lines]), reason="no-report")
     write_rows(arguments.out, rows)
-    data = {"reports": len(rows), "left_out": left_out, "table": arguments.out}
+    data = {"reports": len(rows), "left_out": left_out, "passed_over": by_reason(notes), "table": arguments.out}
     show(arguments, data, f"{arguments.out}: {len(rows)} reports", *lines)

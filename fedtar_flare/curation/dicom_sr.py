@@ -15,10 +15,9 @@ from fedtar_flare.curation.documents import (
     FINAL,
     Document,
     Identifier,
-    fullest,
     mistaken,
     moment,
-    one_identity,
+    studies_of,
     understood,
 )
 from fedtar_flare.imaging.readers.dicom_files import Source, read_header
@@ -45,13 +44,13 @@ DEEPEST, MOST = 30, 5_000  # levels and items of a content tree
 
 
 def read_sr(file: Path) -> Iterator[Document]:
-    """The report of a file, if it is an SR."""
+    """The report of a file, which has to be an SR."""
     if (header := read_header(Source(file), [])) is None:
-        return
+        raise DataError("no DICOM file", reason="no-report")
     ds: Any = header.dataset
     kind = str(ds.get("SOPClassUID") or ds.file_meta.get("MediaStorageSOPClassUID", ""))
     if kind and not kind.startswith(DOCUMENTS) and ds.get("Modality") not in ("SR", "DOC"):
-        return
+        raise DataError("a DICOM file that is no document", reason="other-dicom")
     if kind not in TEXT_SR:
         raise DataError("no text report", reason="other-sr")
     if TITLES.isdisjoint(_concept(ds)):
@@ -86,16 +85,15 @@ def _whose(ds: Any) -> dict[str, Any]:
         raise DataError("observed by a device, or by no physician", reason="other-observer")
     if context["DCM 121024"] - {"DCM 121025"}:
         raise DataError("about a fetus, a specimen or a device", reason="other-subject")
-    requests = ds.get("ReferencedRequestSequence") or ()
-    studies = {_text(request, "StudyInstanceUID") for request in requests} | context["DCM 121018"]
-    orders = [Identifier(_text(item, "AccessionNumber"), issuer_of(item)) for item in (ds, *requests)]
-    orders = [order for order in orders if order.value]
-    if studies - {"", ds.StudyInstanceUID} or not one_identity(orders):
-        raise DataError("about several studies or orders", reason="several-studies")
+    if context["DCM 121018"] - {"", ds.StudyInstanceUID}:
+        raise DataError("about a procedure of another study", reason="several-studies")
+    requests = [ds, *(ds.get("ReferencedRequestSequence") or ())]
+    orders = [Identifier(_text(item, "AccessionNumber"), issuer_of(item)) for item in requests]
+    studies = [_text(item, "StudyInstanceUID") for item in requests]
     patients = [Identifier(_text(ds, "PatientID").strip(), issuer_of(ds, "PatientID"))]
     patients += [Identifier(value) for value in context["DCM 121030"]]
     _printed(ds, [part for identifier in (*patients, *orders) for part in identifier])
-    return {"patients": tuple(p for p in patients if p.value), "order": fullest(orders)}
+    return {"patients": tuple(p for p in patients if p.value)} | studies_of(zip(orders, studies, strict=True))
 
 
 def _printed(ds: Any, texts: list[str]) -> list[str]:

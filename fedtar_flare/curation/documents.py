@@ -22,6 +22,12 @@ COLUMNS = (
 )  # fmt: skip
 UNPRINTED = re.compile(r"[\0-\x08\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffd]")
 """Characters that no report prints: its bytes are of another character set."""
+IMAGING = {"RAD", "CT", "CUS", "NMR", "NMS", "OUS", "RUS", "RX", "VUS", "XRC"}
+"""Sections of HL7's table 0074; other sections may use the same accession numbers."""
+POINTER = re.compile(
+    r"(?i)attach|enclosed|\b(pdf|document|anhang|anlage|beilage|jointe|adjunt[oa]|allegato|bijlage)\b|附|添付|첨부"
+)
+"""In a few words beside a file: the report may be in the file alone."""
 _PARTS = r"(?:-?(\d\d)(?:-?(\d\d)(?:[T ]?(\d\d)(?::?(\d\d)(?::?(\d\d)([.,]\d+)?)?)?)?)?)?"
 _TIME = re.compile(rf"(\d{{4}}){_PARTS}(Z|[+-]\d\d:?\d\d)?", re.ASCII)
 
@@ -44,6 +50,8 @@ class Document:
     name of no value counts for nothing. ``status`` is FINAL, WITHDRAWN or the source's own word for what is neither.
     ``issued`` and ``clocks`` (by name) are times as ``moment`` has them, which grow from version to version.
     ``procedure`` is UNKNOWN or a code, where versions of one report may come under different names; else empty.
+    ``further`` are other orders and studies that it is about as well, as ``studies_of`` has them. ``attached`` counts
+    files beside its text that were not read.
     ``patients`` are all identifiers that may be the patient's: exactly one is wanted. ``unread`` is the reason why its
     text cannot be trusted, and ``detail`` says more; it still supersedes. ``sections`` are names of the text's parts: a
     newer version without one of them is a correction or an addendum alone.
@@ -58,11 +66,13 @@ class Document:
     procedure: str = ""
     order: Identifier = NOBODY  # the accession number
     study: str = ""  # the StudyInstanceUID
+    further: tuple[tuple[Identifier, str], ...] = ()
     day: str = ""
     text: str = ""
     unread: str = ""
     detail: str = ""
     sections: frozenset[str] = frozenset()
+    attached: int = 0
 
 
 def understood(document: Document, read: Callable[[], Mapping[str, Any]]) -> Document:
@@ -127,8 +137,34 @@ def fullest(identifiers: Iterable[Identifier]) -> Identifier:
     )
 
 
-def decide(documents: Iterable[Document]) -> tuple[list[dict[str, str]], list[DataError]]:
-    """The rows of the table of reports, and a problem for each document that is left out."""
+def studies_of(pairs: Iterable[tuple[Identifier, str]]) -> dict[str, Any]:
+    """The fields of a document that names these orders and StudyInstanceUIDs, some of them together.
+
+    DataError where it is not certain which of several belong together, or one order is of two studies.
+    """
+    pairs = {*pairs}
+    about, uids = list[tuple[Identifier, str]](), {uid for _, uid in pairs} - {""}
+    for number in sorted({order.value for order, _ in pairs} - {""}):
+        same = [(order, uid) for order, uid in pairs if order.value == number]
+        of = {uid for _, uid in same} - {""}
+        if not one_identity(order for order, _ in same) or len(of) > 1:
+            raise DataError("about several studies or orders of one number", reason="several-studies")
+        about.append((fullest(order for order, _ in same), "".join(of)))
+    numbers, uids = [order for order, uid in about if not uid], uids - {uid for _, uid in about}
+    if len(about) == len(numbers) == len(uids) == 1:
+        about = [(numbers[0], uids.pop())]
+    elif numbers and uids:
+        raise DataError("about several studies or orders, which are not told apart", reason="several-studies")
+    else:
+        about += [(NOBODY, uid) for uid in sorted(uids)]
+    (order, study), *further = about or [(NOBODY, "")]
+    return {"order": order, "study": study, "further": tuple(further)}
+
+
+def decide(documents: Iterable[Document]) -> tuple[list[dict[str, str]], list[DataError], list[DataError]]:
+    """The rows of the table of reports, a problem for each document that is left out, and a note for each report with
+    files that were not read.
+    """
     problems: list[DataError] = []
     candidates: list[Document] = []  # in force, or withdrawn from a known study
     for versions in _by_report(list(documents)):
@@ -138,20 +174,25 @@ def decide(documents: Iterable[Document]) -> tuple[list[dict[str, str]], list[Da
         reason = _not_in_force(versions, last)
         problems += [_left_out(version, reason) for version in last if reason]
         if not reason or (reason == "withdrawn" and any(version.patients for version in last)):
-            candidates.append(replace(_joined(last), status=WITHDRAWN if reason else FINAL))
-    refused: dict[int, str] = {}
+            joined = replace(_joined(last), status=WITHDRAWN if reason else FINAL)
+            about = ((joined.order, joined.study), *joined.further)
+            candidates += [replace(joined, order=order, study=study) for order, study in about]
+    refused: dict[str, str] = {}  # by origin: a report of several studies is left out as a whole
     for group in _by_study(candidates):
         in_force = [document for document in group if document.status == FINAL]
         if not one_identity(document.patients[0] for document in in_force):
-            refused |= {id(document): "several-patients" for document in in_force}
+            refused |= {document.origin: "several-patients" for document in in_force}
         elif len({document.text.strip() for document in in_force}) > 1:
-            refused |= {id(document): "several-reports" for document in in_force}
+            refused |= {document.origin: "several-reports" for document in in_force}
         gone = [document for document in group if document.status == WITHDRAWN]
-        refused |= {id(d): "withdrawn-elsewhere" for d in in_force if any(_contradicts(other, d) for other in gone)}
+        refused |= {d.origin: "withdrawn-elsewhere" for d in in_force if any(_contradicts(other, d) for other in gone)}
     reports = [document for document in candidates if document.status == FINAL]
-    problems += [_left_out(document, refused[id(document)]) for document in reports if id(document) in refused]
-    rows = dict.fromkeys(_row(document) for document in reports if id(document) not in refused)
-    return [dict(zip(COLUMNS, row, strict=True)) for row in rows], problems
+    whole = {document.origin: document for document in reports}.items()
+    problems += [_left_out(document, refused[origin]) for origin, document in whole if origin in refused]
+    files = [(origin, document.attached) for origin, document in whole if origin not in refused and document.attached]
+    notes = [DataError(f"{origin}: {n} file(s) beside the text", reason="attachment") for origin, n in files]
+    rows = dict.fromkeys(_row(document) for document in reports if document.origin not in refused)
+    return [dict(zip(COLUMNS, row, strict=True)) for row in rows], problems, notes
 
 
 def _left_out(document: Document, reason: str) -> DataError:
@@ -216,16 +257,21 @@ def _not_in_force(versions: Sequence[Document], last: Sequence[Document]) -> str
         return "no-accession-number"
     orders = {version.order for version in versions if version.order.value}
     stated = [{version.study for version in versions}, {version.day for version in versions}]
-    if not one_identity(orders) or any(len(values - {""}) > 1 for values in stated):
+    further = {version.further for version in versions if version.order.value or version.study}
+    if not one_identity(orders) or any(len(values - {""}) > 1 for values in stated) or len(further) > 1:
         return "several-studies"
     sections = frozenset[str]().union(*(version.sections for version in versions if version.status == FINAL))
     if any(sections - version.sections for version in last):
         return "part-of-a-report"
     if len({version.text.strip() for version in last}) > 1:
         return "two-at-once"
-    if UNPRINTED.search("".join(_row(about))):
+    if UNPRINTED.search("".join((*_row(about), *(part for order, uid in about.further for part in (*order, uid))))):
         return "bad-charset"
-    return markup(about.text) if is_stated(about.text) else "no-text"
+    if not is_stated(about.text):
+        return "no-text"
+    if about.attached and len(about.text.split()) < 20 and POINTER.search(about.text):
+        return "text-in-attachment"
+    return markup(about.text)
 
 
 def _joined(last: Sequence[Document]) -> Document:
@@ -238,6 +284,8 @@ def _joined(last: Sequence[Document]) -> Document:
         study=max(version.study for version in last),
         day=max(version.day for version in last),
         text=min(version.text for version in last),
+        further=max(version.further for version in last),
+        attached=max(version.attached for version in last),
     )
 
 

@@ -15,21 +15,20 @@ from fedtar_flare.core.errors import DataError, collecting, decoding, within
 from fedtar_flare.core.files import MOST_BYTES, open_regular, read_bytes, unique
 from fedtar_flare.curation.documents import (
     FINAL,
+    IMAGING,
+    NOBODY,
     UNKNOWN,
     WITHDRAWN,
     Document,
     Identifier,
-    fullest,
     moment,
-    one_identity,
+    studies_of,
     understood,
 )
 
 STATUS = dict.fromkeys(("final", "amended", "corrected", "appended"), FINAL)
 STATUS |= dict.fromkeys(("cancelled", "entered-in-error"), WITHDRAWN)
-IMAGING = {"RAD", "CT", "CUS", "NMR", "NMS", "OUS", "RUS", "RX", "VUS", "XRC"}
-IMAGING |= {"LP29684-5", "18748-4", "18726-0", "394914008", "363679005"}
-"""Sections of HL7's table 0074, and LOINC's and SNOMED's radiology; others may use the same accession numbers."""
+SECTIONS = IMAGING | {"LP29684-5", "18748-4", "18726-0", "394914008", "363679005"}  # LOINC's and SNOMED's radiology
 OF_ORDER = {"ACSN", "PLAC", "FILL"}
 """Types of identifiers that several reports may share."""
 FORMS = {"application/pdf": "is-pdf", "text/html": "is-html", "application/xhtml+xml": "is-html", "text/rtf": "is-rtf",
@@ -66,6 +65,14 @@ class _Entry:
             if i.get("value")
         ]
 
+    @property
+    def orders(self) -> list[Identifier]:
+        return [i.known for i in self.identifiers if "ACSN" in i.types]
+
+    @property
+    def uids(self) -> list[str]:
+        return [i.known.value.removeprefix("urn:oid:") for i in self.identifiers if i.known.issuer == "urn:dicom:uid"]
+
 
 def _codes(concept: dict[str, Any]) -> set[tuple[str, str]]:
     return {(code.get("system", ""), code.get("code", "")) for code in concept.get("coding", ())}
@@ -80,8 +87,10 @@ class _Files:
     entries: dict[str, list[_Entry]] = field(default_factory=lambda: defaultdict(list))  # by URL
     next: dict[str, str] = field(default_factory=dict)  # the file that goes on at a URL
     pages: set[str] = field(default_factory=set)  # URLs of the pages that are among the files
+    read: int = 0  # resources that matter for a report
 
     def read_file(self, file: Path) -> None:
+        before = self.read + len(self.problems)
         folder = str(file.parent.parent if file.parent.name == "deleted" else file.parent)
         by_line = file.suffix.lower() == ".ndjson"
         with open_regular(file) as opened:
@@ -92,6 +101,8 @@ class _Files:
                     if content.strip():
                         item = json.loads(content.decode("utf-8-sig"), object_pairs_hook=unique)
                         self._read_item(where, folder, item)
+        if self.read + len(self.problems) == before:
+            raise DataError("no report, patient, order or study in it", reason="no-report")
 
     def _read_item(self, where: str, folder: str, item: dict[str, Any]) -> None:
         bundle = item["resourceType"] == "Bundle"
@@ -129,6 +140,7 @@ class _Files:
         if kind in ("DiagnosticReport", "Patient", "ServiceRequest", "ImagingStudy"):
             for name in {*names, *own}:
                 self.entries[name].append(known)
+            self.read += 1
         if kind == "DiagnosticReport":
             self.reports.append(known)
 
@@ -197,38 +209,35 @@ def _about(entry: _Entry, files: _Files, document: Document) -> dict[str, Any]:
     """Whose report it is, about which study, and its text."""
     report = entry.content
     images = files.resolved(entry, "imagingStudy", "ImagingStudy")
-    related = [entry, *files.resolved(entry, "basedOn", "ServiceRequest"), *images]
-    orders = {i.known for item in related for i in item.identifiers if "ACSN" in i.types}
-    uids = [i.known.value for item in images for i in item.identifiers if i.known.issuer == "urn:dicom:uid"]
-    studies = {uid.removeprefix("urn:oid:") for uid in uids}
-    if not one_identity(orders) or len(studies) > 1:
-        raise DataError("it is about several studies or orders", reason="several-studies")
-    order = fullest(orders)
-    about = {
-        "names": frozenset(name for name in document.names if len(name) == 2 or name[1] != order.value),
-        "patients": tuple(set.union(*map(files.patients, related))),
-        "order": order,
-        "study": "".join(studies),
+    requests = files.resolved(entry, "basedOn", "ServiceRequest")
+    pairs = [(order, "") for item in (entry, *requests) for order in item.orders]
+    pairs += [(order, uid) for item in images for order in item.orders or [NOBODY] for uid in item.uids or [""]]
+    numbers = {order.value for order, _ in pairs} - {""}
+    if entry.orders and numbers > {order.value for order in entry.orders}:
+        raise DataError("its order or study has another accession number", reason="several-studies")
+    about = studies_of(pairs) | {
+        "names": frozenset(name for name in document.names if len(name) == 2 or name[1] not in numbers),
+        "patients": tuple(set.union(*map(files.patients, (entry, *requests, *images)))),
     }
     sections = {code for category in report.get("category", ()) for _, code in _codes(category)}
     for reason, unread in {
-        "other-section": sections and not sections & IMAGING,
+        "other-section": sections and not sections & SECTIONS,
         "subsetted": any(tag.get("code") == "SUBSETTED" for tag in report.get("meta", {}).get("tag", ())),
         "modifier-extension": report.get("modifierExtension") or report.get("implicitRules"),
     }.items():
         if unread:
             return about | {"unread": reason}
-    return about if document.status == WITHDRAWN else about | {"text": _text(report)}
+    return about if document.status == WITHDRAWN else about | _text(report)
 
 
-def _text(report: dict[str, Any]) -> str:
+def _text(report: dict[str, Any]) -> dict[str, Any]:
     """The whole report. FHIR has all its forms say the same; where they do not, none is certain."""
     forms = [(f.get("contentType", "").split(";")[0].strip().lower(), moment(f.get("creation", "")), f)
              for f in report.get("presentedForm", ())]  # fmt: skip
     if not forms:
         if report.get("result"):
             raise DataError("its text is in Observations", reason="text-in-observations")
-        return str.strip(report.get("conclusion", ""))
+        return {"text": str.strip(report.get("conclusion", ""))}
     plain = [form for form in forms if form[0] == "text/plain" and "data" in form[2]]
     if not plain:
         reasons = {FORMS.get(kind, "other-form") for kind, _, _ in forms}
@@ -243,7 +252,7 @@ def _text(report: dict[str, Any]) -> str:
     texts = {_decoded(form) for form in current}
     if len({text.strip() for text in texts}) > 1:
         raise DataError("its forms differ", reason="several-texts")
-    return min(texts)
+    return {"text": min(texts), "attached": len(report["presentedForm"]) - len(current)}
 
 
 def _decoded(form: dict[str, Any]) -> str:

@@ -12,12 +12,15 @@ from fedtar_flare.core.errors import DataError, collecting, decoding, within
 from fedtar_flare.core.files import read_bytes
 from fedtar_flare.curation.documents import (
     FINAL,
+    IMAGING,
+    NOBODY,
     UNPRINTED,
     WITHDRAWN,
     Document,
     Identifier,
     mistaken,
     moment,
+    studies_of,
     understood,
 )
 
@@ -25,8 +28,6 @@ STATUS = {"F": FINAL, "C": FINAL, "X": WITHDRAWN}
 """Of HL7's table 0123."""
 GONE = {"D", "W", "X"}
 """Of HL7's table 0085: results that are deleted, wrong, or cannot be had."""
-IMAGING = {"", "RAD", "CT", "CUS", "NMR", "NMS", "OUS", "RUS", "RX", "VUS", "XRC"}
-"""Sections of HL7's table 0074; other sections may use the same accession numbers."""
 CHARSETS = {"ASCII": "ascii", "UNICODE UTF-8": "utf-8", "GB 18030-2000": "gb18030", "BIG-5": "big5",
             "KS X 1001": "euc_kr", "ISO IR14": "shift_jisx0213", "ISO IR6": "ascii", "ISO IR87": "ascii",
             "ISO IR159": "ascii", **{f"8859/{n}": f"iso8859-{n}" for n in (*range(1, 10), 15)}}  # fmt: skip
@@ -46,6 +47,8 @@ ACCESSION = ("IPC-1", "OBR-18", "OBR-3")
 STUDY, UIDS = re.compile("113014|110180|.*Study Instance UID"), re.compile("113014|110180|.*Instance UID")
 """OBX-3 of results that are the StudyInstanceUID, or that of something else, and no text."""
 TEXTS = {"TX", "FT", "ST"}
+FILE = re.compile(r"(?i)(application/)?pdf|im|image|(image/)?(jpe?g|png|tiff?|gif|dicom)")
+"""Type or subtype of data (HL7's tables 0191 and 0291) that are no text of a message."""
 ADDENDUM = {"ADT", "55107-7"}
 """OBX-3 of an addendum: a suffix of HL7's own, and LOINC's code."""
 NO_REPORT = "no HL7 message with ORU in MSH-9, in a character set other than UTF-16"
@@ -63,10 +66,13 @@ def _characters(raw: bytes, codec: str) -> str:
 
 
 class _Message:
-    """Reads fields by the separators of a header. ``hl7.parse`` of all segments takes 200 times a message's memory."""
+    """Reads fields by the separators of a header. ``hl7.parse`` of all segments takes 200 times a message's memory.
 
-    def __init__(self, header: str, codec: str):
-        self.hl7, self.codec = hl7.parse(header), codec
+    ``ended`` says that the message's last segment was, too: nothing of it was cut off.
+    """
+
+    def __init__(self, header: str, codec: str, ended: bool):
+        self.hl7, self.codec, self.ended = hl7.parse(header), codec, ended
         _, self.field, self.repeat, self.between, self.within = self.hl7.separators
         self.header = [header[:3], self.field, *header.split(self.field)[1:]]
 
@@ -77,6 +83,14 @@ class _Message:
         """The first five components of each repetition, as they are written."""
         repeated = [part.split(self.between) for part in self.raw(fields, field).split(self.repeat)]
         return [["" if part == '""' else part for part in (*parts, "", "", "", "")][:5] for parts in repeated]
+
+    def is_file(self, obx: Fields) -> bool:
+        """Whether a result is a PDF or picture (ED), or says where one is (RP)."""
+        values = self.every(obx, 5) if self.raw(obx, 2) in ("ED", "RP") else []
+        return bool(values) and all(
+            any(map(FILE.fullmatch, parts[1:4])) or parts[4].startswith("JVBERi0") or
+            (self.raw(obx, 2) == "RP" and "://" in parts[0]) for parts in values
+        )  # fmt: skip
 
     def text(self, value: str) -> str:
         """What a value says; DataError for an escape character that begins no sequence of HL7."""
@@ -103,10 +117,11 @@ def read_hl7(file: Path, accession: str, charset: str, problems: list[DataError]
     for n, message in enumerate(messages[1::2], 1):
         origin = f"{file}, message {n}"
         with collecting(problems), within(origin), decoding("broken", "bad-message"):
-            yield from _documents(origin, message.strip(b"\r\n\x0b\x1c \0"), accession, charset)
+            yield from _documents(origin, message.rstrip(b" \0"), accession, charset)
 
 
 def _documents(origin: str, content: bytes, accession: str, charset: str) -> Iterator[Document]:
+    ended, content = content.endswith((b"\r", b"\n", b"\x1c")), content.strip(b"\r\n\x0b\x1c \0")
     header, esc = re.split(rb"[\r\n]", content)[0], re.escape(content[6:7])
     fields = [*header.split(header[3:4]), *[b""] * 18]
     if not any(field.startswith(b"ORU") for field in fields[8:]):  # further, where names have separators' bytes
@@ -120,7 +135,7 @@ def _documents(origin: str, content: bytes, accession: str, charset: str) -> Ite
     with collecting(flaws), decoding(where, "bad-charset"):
         text = _characters(content, CHARSETS[name])
     first, *segments = re.split(SEGMENT_END % re.escape(text[3]), text)
-    message = _Message(first, CHARSETS.get(name, "ascii"))
+    message = _Message(first, CHARSETS.get(name, "ascii"), ended)
     for number, order in enumerate(_orders(message, segments, flaws), 1):
         yield _order(f"{origin}, order {number}", message, order, accession, flaws[:1])
 
@@ -129,19 +144,21 @@ def _orders(message: _Message, segments: Sequence[str], flaws: list[DataError]) 
     """The segments of each order by name, and its patient's; ``flaws`` gets what leaves a text in doubt."""
     patient: Segments = {}
     order: Segments | None = None
-    orders, last = list[Segments](), 0
+    orders, last, lasts = list[Segments](), 0, dict[tuple[str, ...], int]()  # the last, and of each OBX-3 with OBX-4
     for fields in (segment.split(message.field) for segment in segments):
         name, number = fields[:2]
         stray = not re.match(SEGMENTS, name) or (name == "PID" and "PID" in patient and order is None)
         if name == "PID":
             patient, order = {}, None
         elif name in ("ORC", "OBR") and (order is None or name in order or (name == "ORC" and "OBR" in order)):
-            order = dict(patient)
+            order, lasts = dict(patient), {}
             orders.append(order)
         if name == "OBX" and number.isdecimal():
-            if int(number) > last + 1:
+            group = tuple(fields[3:5])
+            before = {last, lasts.get(group, last)}
+            if int(number) not in {0, 1, *before, *(n + 1 for n in before)}:  # numbers may begin anew
                 flaws.append(DataError(f"OBX {number} follows OBX {last}", reason="result-missing"))
-            last = int(number)
+            last = lasts[group] = int(number)
         if stray or (name == "OBX" and "OBR" not in (order or ())):
             flaws.append(DataError(f"{name} is in no place of a report", reason="stray-segment"))
         elif name == "NTE" and "OBX" in (order or ()) and message.raw(fields, 3):
@@ -177,13 +194,16 @@ def _order(origin: str, message: _Message, order: Segments, accession: str, flaw
                 orders |= {Identifier(value, "|".join(filter(None, issuer)))} if value else set()
             if orders:
                 break
-        if len(orders) > 1 or len(uids) > 1:
-            raise DataError("about several accession numbers or StudyInstanceUIDs", reason="several-studies")
         names = ["|".join(filter(None, owner[1].split(message.within)[:2])) for owner in owners]
         patients = {Identifier(owner[0], name) for owner, name in zip(owners, names, strict=True) if owner[0]}
-        return {"patients": tuple(patients), "order": (*orders, Identifier())[0], "study": "".join(uids)}
+        studies = studies_of([*((order, "") for order in orders), *((NOBODY, uid) for uid in uids)])
+        return {"patients": tuple(patients), **studies}
 
     status, states = raw(obr, 25), {raw(obx, 11) for obx in results}
+    if states == {""} and STATUS.get(status) == FINAL and _all_there(message, results):
+        states = {status}  # HL7 requires OBX-11, and some never fill it
+    texts = [obx for obx in results if not message.is_file(obx)]
+    files = len(results) - len(texts) if any(raw(obx, 5) for obx in texts) else 0
     if states and states <= GONE:
         status = "X"
     elif STATUS.get(status) == FINAL:
@@ -194,20 +214,30 @@ def _order(origin: str, message: _Message, order: Segments, accession: str, flaw
     issued, sent = time(obr, 22), time(message.header, 7)
     document = Document(
         origin=origin,
-        sections=frozenset(f"{every(obx, 3)[0][0]}|{raw(obx, 4)}" for obx in results),
+        sections=frozenset(f"{every(obx, 3)[0][0]}|{raw(obx, 4)}" for obx in texts),
         names=frozenset(("hl7", value, issuer, procedure) for issuer in {*issuers} - {""} or {""}),
         status=STATUS.get(status, status if re.fullmatch("[A-Z]", status) else "unknown"),
         issued=issued,
         clocks=(("sent", sent),),
+        attached=files,
     )
     document = understood(document, whose)
     section = every(obr, 24)[0][0]
+    if "" in states:
+        flaws.append(DataError("a result without status (OBX-11), which may be cut short", reason="no-result-status"))
+    results = texts if files else results
     return document if document.unread else understood(document, lambda: _text(message, section, results, flaws))
+
+
+def _all_there(message: _Message, results: Sequence[Fields]) -> bool:
+    """Whether results without a status are not cut short, and no value goes on in later fields."""
+    places = len(results) > 1 or len(results[0]) > 11
+    return message.ended and places and not any(message.raw(obx, n) for obx in results for n in range(6, 11))
 
 
 def _text(message: _Message, section: str, results: Sequence[Fields], flaws: Sequence[DataError]) -> dict[str, str]:
     """The lines of the results, each with the name of what it is about where that changes."""
-    if section not in IMAGING:
+    if section and section not in IMAGING:
         raise DataError("of another section than imaging", reason="other-section")
     if flaws:
         raise flaws[0]
@@ -219,8 +249,6 @@ def _text(message: _Message, section: str, results: Sequence[Fields], flaws: Seq
     several = len({name for obx, name in zip(results, names, strict=True) if message.raw(obx, 5)}) > 1
     for obx, name in zip(results, names, strict=True):
         kind, state, value = (message.raw(obx, n) for n in (2, 11, 5))
-        if not state:
-            raise DataError("a result without status (OBX-11), which may be cut short", reason="no-result-status")
         if kind not in TEXTS and value:
             kind = kind if re.fullmatch("[A-Z]{2,3}", kind) else "unknown"
             raise DataError(f"a result of type {kind} (OBX-2), which is no text", reason=f"result-type-{kind}")

@@ -13,6 +13,7 @@ from fedtar_flare.curation.hl7v2 import read_hl7
 from fedtar_flare.data.sources.fields import is_stated
 from fedtar_flare.data.sources.manifest import without_mark
 from fedtar_flare.data.sources.tables import open_table
+from fedtar_flare.imaging.readers.dicom_files import files_below
 
 RADIOLOGY = {"44814641", "32841", "36716202"}
 """Concepts of OMOP: note type "Radiology report" (to CDM 5.2), type "EHR radiology report" (from 5.3), note class
@@ -20,12 +21,15 @@ RADIOLOGY = {"44814641", "32841", "36716202"}
 TITLE = re.compile(r"(diagnostic )?(radiology|imaging)( stud(y|ies))?( reports?)?", re.IGNORECASE)
 
 
-def collect(source: Path, accession: str = "", charset: str = "ASCII") -> tuple[list[dict[str, str]], list[DataError]]:
-    """The rows of the table of reports of a file or folder, and a problem for each document that is left out."""
+def collect(
+    source: Path, accession: str = "", charset: str = "ASCII"
+) -> tuple[list[dict[str, str]], list[DataError], list[DataError]]:
+    """As ``decide``, of a file or folder; a file without any document is a problem, too."""
     documents: list[Document] = []
     problems: list[DataError] = []
     fhir: list[Path] = []
-    for file in filter(Path.is_file, sorted(source.rglob("*")) if source.is_dir() else [source]):
+    for file in sorted(files_below(source)) if source.is_dir() else [source]:
+        before = len(documents) + len(problems)
         with collecting(problems), within(str(file)), decoding("cannot be read"), open_regular(file) as opened:
             suffix = file.suffix.lower()
             if opened.read(132)[128:] == b"DICM":
@@ -36,8 +40,10 @@ def collect(source: Path, accession: str = "", charset: str = "ASCII") -> tuple[
                 fhir.append(file)
             else:
                 documents += read_hl7(file, accession, charset, problems)
-    rows, left_out = decide([*documents, *read_fhir(fhir, problems)])
-    return rows, problems + left_out
+            if len(documents) + len(problems) == before and file not in fhir[-1:]:
+                raise DataError("no document in it", reason="no-report")
+    rows, left_out, notes = decide([*documents, *read_fhir(fhir, problems)])
+    return rows, problems + left_out, notes
 
 
 def _read_omop(file: Path, accession: str, problems: list[DataError]) -> Iterator[Document]:

@@ -17,8 +17,8 @@ def collected(tmp_path):
         (folder := tmp_path / str(next(folders))).mkdir()
         for n, content in enumerate(files):
             (folder / f"{n}").write_bytes(content if isinstance(content, bytes) else content.encode())
-        rows, problems = collect(folder, **options)
+        rows, problems, notes = collect(folder, **options)
         names = ("patient_id", "patient_issuer", "accession_number", "issuer", "study_instance_uid", "report")
-        return sorted(tuple(row[name] for name in names) for row in rows), by_reason(problems)
+        return sorted(tuple(row[name] for name in names) for row in rows), by_reason([*problems, *notes])
 
     return collected

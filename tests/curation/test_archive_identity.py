@@ -112,6 +112,9 @@ EXAMPLES = {
     "another id": ([OTHER_ID], [ONE | {"patient_id": "X7", "patient_issuer": "urn:oid:SOUTH"}], ["Row 0."]),
     "a series of another number": ([BOTH, BOTH | SECOND], [ONE], ["several-accession-numbers"]),
     "the same report under each": ([BOTH, BOTH | SECOND], [{**n, "report": "Both."} for n in (ONE, TWO)], ["Both."]),
+    "one report about two studies": (
+        [{}, SECOND, SECOND | {"PatientID": "Q"}], [{**n, "patient_id": "P", "report": "Both."} for n in (ONE, TWO)],
+        ["Both.", "Both.", "report-of-another-patient"]),
     "two studies of one number": ([{}, {}], [ONE], ["accession-number-of-several-studies"] * 2),
     "one by the study, one by its number": ([BOTH], [{"study_instance_uid": "1.2.7"}, ONE], ["ambiguous-report"]),
     "two studies of one day": ([{}, SECOND], [DAY], ["several-studies-that-day"] * 2),

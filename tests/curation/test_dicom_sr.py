@@ -66,11 +66,15 @@ DOCUMENTS = {
     "about another patient": ([sr(context("121030", "TEXT", "P2"), X)], [], {"several-patients": 1}),
     "about another study": ([sr(context("121018", "UIDREF", "1.2.9"), X)], [], {"several-studies": 1}),
     "the number of its request": ([sr(X, AccessionNumber="", ReferencedRequestSequence=[request()])], [a("x")], {}),
-    "two requests": ([sr(X, ReferencedRequestSequence=[request(), request("A2")])], [], {"several-studies": 1}),
+    "two requests": ([sr(X, ReferencedRequestSequence=[request(), request("A2")])], [a("x"), a("x", "A2")], {}),
+    "requests of two studies": (
+        [sr(X, ReferencedRequestSequence=[request(), request("A2", "1.2.2")])],
+        [a("x"), a("x", "A2", study="1.2.2")], {}),
     "a request of another study": (
         [sr(X, ReferencedRequestSequence=[request(study="1.9")])], [], {"several-studies": 1}),
     "a dose report and a PDF": (
         [sr(SOPClassUID=f"1.2.840.10008.5.1.4.1.1.{n}") for n in ("88.67", "104.1", "9")], [], {"other-sr": 3}),
+    "a picture": ([sr(SOPClassUID="1.2.840.10008.5.1.4.1.1.2", Modality="CT")], [], {"other-dicom": 1}),
     "public files": ([Path(get_testdata_file(f"{name}.dcm")).read_bytes() for name in ("reportsi", "test-SR")],
                      [], {"other-title": 1, "other-sr": 1}),
     "cut short": ([sr()[:-7]], [], {"truncated": 1}),

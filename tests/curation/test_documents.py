@@ -10,8 +10,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from make_documents import OMOP, acsn, bundle, joined, note, oru, patient, report, sr
 
+from fedtar_flare.core.errors import DataError
 from fedtar_flare.curation.archive_reports import reports_of_table
-from fedtar_flare.curation.documents import FINAL, WITHDRAWN, Document, Identifier, decide, moment
+from fedtar_flare.curation.documents import (
+    FINAL,
+    NOBODY,
+    WITHDRAWN,
+    Document,
+    Identifier,
+    decide,
+    moment,
+    studies_of,
+)
 
 FRESH = "9"
 ANY = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -24,13 +34,14 @@ def document(n=1, **more):
 
 
 def outcome(*documents):
-    rows, problems = decide(documents)
+    rows, problems, _ = decide(documents)
     return sorted(row["report"] for row in rows), sorted(problem.reason for problem in problems)
 
 
 A, B = document(1), document(2)
 SAME = {"names": A.names, "order": A.order}
 JOINING = replace(B, names=A.names | B.names, order=A.order, issued="2024-02")
+BOTH = ((B.order, ""),)
 LATER, NOON = "UTC 2024-01-01T12:00:00", "2024-01-01T12:00"
 CASES = {
     "two reports": ([A, B], ["text 1", "text 2"], []),
@@ -66,6 +77,13 @@ CASES = {
                                 [], ["several-patients"] * 2),
     "two studies of one order": ([replace(A, study="1.2"), replace(B, order=A.order, study="1.3")],
                                  ["text 1", "text 2"], []),
+    "of two orders": ([replace(A, further=BOTH)], ["text 1"] * 2, []),
+    "of two orders, one with another report": ([replace(A, further=BOTH), B], [], ["several-reports"] * 2),
+    "of two orders, one withdrawn elsewhere": (
+        [replace(A, further=BOTH), replace(B, names=frozenset({("fhir", "x")}), status=WITHDRAWN)],
+        [], ["withdrawn", "withdrawn-elsewhere"]),
+    "of two orders, and before of one": (
+        [A, replace(A, further=BOTH, issued="2024-02", origin="2")], [], ["several-studies", "superseded"]),
     "one names the study": ([replace(A, study="1.2"), replace(B, order=A.order)], [], ["several-reports"] * 2),
     "no order": ([replace(A, order=Identifier())], [], ["no-accession-number"]),
     "two of a day": ([replace(d, order=Identifier(), day="2024-01-01") for d in (A, B)], [], ["several-reports"] * 2),
@@ -100,6 +118,29 @@ def test_a_table_of_reports_keeps_the_same_rule(tmp_path):
     reports = reports_of_table(tmp_path / "r.csv", problems := [])
     assert [report.content for report in chain.from_iterable(reports.values())] == ["No effusion."]
     assert [problem.reason for problem in problems] == ["is-html"]
+
+
+NUMBERS = st.sampled_from([Identifier(n, i) for n in ("", "1", "2") for i in ("", "X", "Y") if n or not i])
+
+
+@given(st.lists(st.tuples(NUMBERS, st.sampled_from(["", "1.1", "1.2"])), max_size=4), st.randoms())
+def test_numbers_and_studies_stay_as_a_document_pairs_them(pairs, rng):
+    def studies():
+        try:
+            return studies_of(pairs)
+        except DataError as error:
+            return error.reason
+
+    about = studies()
+    rng.shuffle(pairs)
+    assert studies() == about
+    numbers, uids = ({*column} - {"", NOBODY} for column in zip(*pairs, strict=True)) if pairs else (set(), set())
+    if about != "several-studies":
+        named = [(about["order"], about["study"]), *about["further"]]
+        assert {uid for _, uid in named} - {""} == uids and {order for order, _ in named} - {NOBODY} <= numbers
+        assert len({order.value for order in numbers}) == sum(bool(order.value) for order, _ in named)
+        if len(named) > 1:
+            assert all(any(o.value == order.value and uid == u for o, u in pairs) for order, uid in named)
 
 
 @pytest.mark.parametrize("text", ["2024-13", "yesterday", "2024-1-3", "20240131T1", "2024-01-31T25:00", "nan"])

@@ -8,6 +8,10 @@ MARCH, APRIL = "2024-03-01T00:00:00Z", "2024-04-01T00:00:00Z"
 STUDY = {"resourceType": "ImagingStudy", "id": "7", "subject": {"reference": "Patient/1"}, "identifier": [
     {"system": "urn:dicom:uid", "value": "urn:oid:1.2.7"}]}  # fmt: skip
 ORDER = {"resourceType": "ServiceRequest", "id": "8", "identifier": [acsn("A8")]}
+NINTH = ORDER | {"id": "9", "identifier": [acsn("A9")]}
+SIXTH = STUDY | {"id": "6", "identifier": [{"system": "urn:dicom:uid", "value": "urn:oid:1.2.6"}]}
+OF_A7, OF_A6 = ({"identifier": [*s["identifier"], acsn(n, "")]} for s, n in ((STUDY, "A7"), (SIXTH, "A6")))
+BOTH = [{"reference": "ImagingStudy/7"}, {"reference": "ImagingStudy/6"}]
 CT, XRAY = ({"coding": [{"system": "urn:codes", "code": code}]} for code in ("ct", "xray"))
 OWN = {"system": "urn:reports", "value": "77"}
 
@@ -22,10 +26,10 @@ def read(tmp_path):
         for name, content in files.items():
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text(content, encoding="utf-8")
-        rows, problems = collect(tmp_path)
+        rows, problems, notes = collect(tmp_path)
         assert all(any(name in str(problem) for name in files) for problem in problems)
         names = ("patient_id", "accession_number", "study_instance_uid", "report")
-        return sorted(tuple(row[name] for name in names) for row in rows), by_reason(problems)
+        return sorted(tuple(row[name] for name in names) for row in rows), by_reason([*problems, *notes])
 
     return read
 
@@ -86,6 +90,21 @@ WHOSE = {
         [a()], {}),
     "several orders": ({"a.ndjson": lines(patient(), ORDER, report(basedOn=[{"reference": "ServiceRequest/8"}]))},
                        [], {"several-studies": 1}),
+    "two orders that it is based on": (
+        {"a.ndjson": lines(patient(), ORDER, NINTH, report(identifier=None, basedOn=[
+            {"reference": "ServiceRequest/8"}, {"reference": "ServiceRequest/9"}]))},
+        [a(number="A8"), a(number="A9")], {}),
+    "two studies with their orders": (
+        {"a.ndjson": lines(patient(), STUDY | OF_A7, SIXTH | OF_A6, report(identifier=None, imagingStudy=BOTH))},
+        [a(number="A6", study="1.2.6"), a(number="A7", study="1.2.7")], {}),
+    "two studies, one of which has an order": (
+        {"a.ndjson": lines(patient(), STUDY, SIXTH | OF_A6, report(identifier=None, imagingStudy=BOTH))},
+        [a(number="", study="1.2.7"), a(number="A6", study="1.2.6")], {}),
+    "two studies and one order": (
+        {"a.ndjson": lines(patient(), STUDY, SIXTH, report(imagingStudy=BOTH))}, [], {"several-studies": 1}),
+    "two studies, one of another person": (
+        {"a.ndjson": lines(patient(), patient("P2", "2"), STUDY | OF_A7, SIXTH | OF_A6 | {"subject": {
+            "reference": "Patient/2"}}, report(identifier=None, imagingStudy=BOTH))}, [], {"several-patients": 1}),
     "two procedures under one number": (
         {"a.ndjson": lines(patient(), report(text="1", code=CT, identifier=[acsn("A1"), OWN]),
                            report(text="2", id="2", code=XRAY, identifier=[acsn("A1"), OWN]))},
@@ -164,14 +183,15 @@ TEXTS = {
     "UTF-8 under another name": ([form("Größe", "text/plain; charset=iso-8859-1")], "bad-charset"),
     "not in its set": ([form("Größe".encode("latin-1"))], "bad-charset"),
     "no character set": ([form("x", "text/plain; charset=rot13")], "bad-charset"),
-    "in two formats": ([PDF, form("x"), HTML], "x"),
+    "in two formats": ([PDF, form("x"), HTML], "x", "attachment"),
+    "pointing to the other": ([PDF, form("See attached document.")], "text-in-attachment"),
     "twice": ([form("x"), form("x\n", "text/plain")], "x"),
-    "old and new": ([form("x", creation="2024-01-31T10:00:00+01:00"), form("y", creation=MARCH)], "y"),
+    "old and new": ([form("x", creation="2024-01-31T10:00:00+01:00"), form("y", creation=MARCH)], "y", "attachment"),
     "the newest is a PDF": ([form("x", creation="2024-01-31"), PDF | NEW], "newer-form"),
     "two that differ": ([form("x"), form("y")], "several-texts"),
     "two languages": ([form("x", language="en"), form("y", language="de")], "several-languages"),
     "one without a language": ([form("x"), form("y", language="de")], "several-languages"),
-    "its own language": ([form("x", language="en"), form("y", language="de"), PDF], "y", "de"),
+    "its own language": ([form("x", language="en"), form("y", language="de"), PDF], "y", "attachment"),
     "a PDF beside a conclusion": ([PDF], "is-pdf"),
     "HTML": ([HTML], "is-html"),
     "HTML that is called text": ([form("<p>Kein Erguss.</p>")], "is-html"),
@@ -185,10 +205,36 @@ TEXTS = {
 
 @pytest.mark.parametrize("case", TEXTS)
 def test_the_text_is_whole_and_certain(read, case):
-    forms, expected, *language = TEXTS[case]
-    own = report(presentedForm=forms, conclusion="short", language=language[0] if language else None)
+    forms, *expected = TEXTS[case]
+    own = report(presentedForm=forms, conclusion="short", language="de" if case == "its own language" else None)
     rows, left_out = read({"a.ndjson": lines(patient(), own)})
-    assert [row[3].strip() for row in rows] + [*left_out] == [expected]
+    assert [row[3].strip() for row in rows] + [*left_out] == expected
+
+
+def test_a_report_as_the_specification_has_its_example(read):
+    """Of R4's ``f201`` (a CT, with all its elements) and ``dicom``; the number is what the example lacks."""
+    sct, v2 = "http://snomed.info/sct", "http://terminology.hl7.org/CodeSystem/v2-0074"
+    section = [{"system": sct, "code": "394914008", "display": "Radiology"}, {"system": v2, "code": "RAD"}]
+    own = {"resourceType": "DiagnosticReport", "id": "f201", "text": {"status": "generated", "div": "<div>x</div>"},
+           "status": "final", "category": [{"coding": section}], "code": {"coding": [{"system": sct, "code": "1"}]},
+           "subject": {"reference": "Patient/f201", "display": "R"}, "issued": "2012-12-01T12:00:00+01:00",
+           "effectiveDateTime": "2012-12-01T12:00:00+01:00", "performer": [{"reference": "Organization/f203"}],
+           "conclusion": "Tumor.", "conclusionCode": [{"coding": [{"system": sct, "code": "2"}]}]}  # fmt: skip
+    bsn = {"use": "official", "type": {"text": "BSN"}, "system": "urn:oid:2.16", "value": "123456789"}
+    owner = {"resourceType": "Patient", "id": "f201", "identifier": [bsn, bsn], "name": [{"text": "R"}]}
+    uid = [{"system": "urn:dicom:uid", "value": "urn:oid:2.16.124"}]
+    study = {"resourceType": "ImagingStudy", "id": "e", "identifier": uid, "subject": own["subject"], "series": [{}]}
+    named, numbered = own | {"imagingStudy": [{"reference": "ImagingStudy/e"}]}, own | {"identifier": [acsn("A1")]}
+    assert read({"a/a.json": bundle(owner, study, named)}) == ([a("Tumor.", "", "123456789", "2.16.124")], {})
+    assert read({"a/a.json": bundle(owner, numbered)}) == ([a("Tumor.", owner="123456789")], {})
+    assert read({"a/a.json": bundle(owner, own | {"imagingStudy": [{"display": "CT"}]})}) == (
+        [], {"no-accession-number": 1})  # fmt: skip
+
+
+def test_a_file_with_nothing_for_a_report_is_counted(read):
+    other = {"resourceType": "Observation", "id": "1"}
+    files = {"a.ndjson": lines(patient(), report()), "b.ndjson": lines(other), "c.json": bundle(other), "d.ndjson": ""}
+    assert read(files) == ([a()], {"no-report": 3})
 
 
 def test_text_in_observations_is_not_the_conclusion(read):

@@ -39,6 +39,7 @@ def a(text, number="A1", issuer="RIS", patient="P1", owner="H|1.2", study=""):
 
 ORDERS = head() + PID + "ORC|RE|O1\r" + obr("F1") + obx("a") + "ORC|RE|O2\r" + obr("F2") + obx("b") + obr("F3")
 PARTS = head() + PID + obr() + obx("a", sub="1") + obx("b", sub="2", first=2)
+PDF = obx("^application^pdf^Base64^JVBERi0xLjQK", kind="ED", code="PDF^Report", first=2)
 WHOSE = {
     "each order has the numbers of its own ORC": (
         [ORDERS], [a("a", "O1", ""), a("b", "O2", "")], {"no-accession-number": 1, }, {"accession": "ORC-2"}),
@@ -51,7 +52,9 @@ WHOSE = {
     "fillers tell versions from reports, the number tells the study": (
         [oru("a", number="F1", f18="A1"), oru("b", number="F1", f18="A1", when=LATER)],
         [a("b", issuer="")], {"superseded": 1}),
-    "a report of two numbers": ([oru("a", f18="A1~A2")], [], {"several-studies": 1}),
+    "a report of two numbers": ([oru("a", f18="A1~A2")], [a("a", "A1", ""), a("a", "A2", "")], {}),
+    "a study of one of two numbers": (
+        [oru("a", f18="A1~A2") + obx("1.2", kind="ST", code="113014", first=0)], [], {"several-studies": 1}),
     "a report of two studies": (
         [oru() + obx("1.2", "1.3", kind="ST", code="113014")], [], {"several-studies": 1}),
     "a study by its UID": ([oru("a") + obx("1.2", kind="ST", code="113014", first=0)], [a("a", study="1.2")], {}),
@@ -84,6 +87,16 @@ FORCE = {
     "a correction of one result": (
         [PARTS, head(sent=LATER) + PID + obr(**CORRECTED) + obx("c", sub="2", status="C")],
         [], {"part-of-a-report": 1, "superseded": 1}),
+    "a correction without the PDF": (
+        [oru("a") + PDF, oru("b", when=LATER, status="C")], [a("b")], {"superseded": 1}),
+    "a later PDF alone": (
+        [oru("a"), head(sent=LATER) + PID + obr(when=LATER) + obx("") + PDF], [],
+        {"superseded": 1, "result-type-ED": 1}),
+    "no status of results, which are final by OBR-25": (
+        [head() + PID + obr() + obx("a", "b", status="")], [a("a\nb")], {}),
+    "no status of results, which are preliminary by OBR-25": (
+        [head() + PID + obr(status="P") + obx("a", "b", status="")], [], {"status-P": 1}),
+    "no status at all": ([head() + PID + obr(status="") + obx("a", "b", status="")], [], {"status-unknown": 1}),
     "an addendum alone": ([head() + PID + obr() + obx("a", code="18782-3&ADT")], [], {"addendum-alone": 1}),
     "a newer version in other characters": (
         [oru("a"), oru(when=LATER).encode("latin-1")], [], {"bad-charset": 1, "superseded": 1}),
@@ -117,6 +130,16 @@ RESULTS = {
     **{f"type {kind}": (obx("a") + obx("x", kind=kind, first=2), f"result-type-{kind or 'unknown'}")
        for kind in ("CE", "CWE", "NM", "SN", "ED", "RP", "", "Doe")},
     "a unit": (obx("a", "3|cm").replace("cm|", "cm"), "result-with-unit"),
+    "numbers that begin anew": (obx("a", "b", sub="1") + obx("c", sub="2") + obx("d", sub="1", first=3), "a\nb\nc\nd"),
+    "one is missing of a group": (obx("a", "b", sub="1") + obx("c", sub="2") + obx("d", sub="1", first=4),
+                                  "result-missing"),
+    "numbers that go back": (obx("a", "b", "c") + obx("d", first=2), "result-missing"),
+    "no status, without empty fields": ("OBX|1|TX|||a\rOBX|2|TX|||b\r", "a\nb"),
+    "no status, one that ends early": ("OBX|1|TX|||a\r", "no-result-status"),
+    "no status, one with empty fields": (obx("a", status=""), "a"),
+    "no status of one": (obx("a") + obx("b", status="", first=2), "no-result-status"),
+    "no status, and cut short": (obx("a", status="") + "OBX|2|TX|||No eff", "no-result-status"),
+    "no status, and more in a later field": (obx("a", "b||not", status=""), "no-result-status"),
     "UIDs of other things": (obx("a") + obx("1.2.3", kind="ST", code="^SR Instance UID", first=2), "a"),
     "no value": (obx("a") + obx("", kind="CE", first=2), "a"),
 }  # fmt: skip
@@ -136,6 +159,35 @@ def test_results_are_text_as_it_is_written_or_left_out(collected, case):
     for end in ("\r", "\n", "\r\n"):
         rows, left_out = collected([(head() + PID + obr() + results).replace("\r", end)])
         assert [row[-1] for row in rows] + [*left_out] == [expected]
+
+
+BESIDE = {
+    "a PDF": ("ED", "^application^pdf^Base64^JVBERi0xLjQK", "attachment"),
+    "a PDF by its first bytes": ("ED", "RIS^AP^^Base64^JVBERi0xLjQK", "attachment"),
+    "pictures": ("ED", "^IM^JPEG^Base64^/9j/~^image^png^Base64^iVBO", "attachment"),
+    "where it is": ("RP", "https://pacs/x?a=1", "attachment"),
+    "a file's name": ("RP", "x.pdf^^AP^PDF", "attachment"),
+    "data of another kind": ("ED", "^TEXT^plain^A^Kein Erguss", "result-type-ED"),
+    "a PDF and words": ("ED", "^AP^PDF^Base64^JVBERi0xLjQK~kein Erguss", "result-type-ED"),
+    "words": ("RP", "kein Erguss", "result-type-RP"),
+    "a PDF in text": ("TX", "JVBERi0xLjQK", "is-pdf"),
+}
+
+
+@pytest.mark.parametrize("case", BESIDE)
+def test_a_file_beside_a_text_is_counted_and_no_words_are_passed_over(collected, case):
+    kind, value, expected = BESIDE[case]
+    for order in (1, -1):
+        results = [obx("Knoten rechts."), obx(value, kind=kind)][::order]
+        rows, left_out = collected([head() + PID + obr() + "".join(results)])
+        assert left_out == {expected: 1}
+        assert rows == ([a("Knoten rechts.")] if expected == "attachment" else [])
+
+
+@pytest.mark.parametrize("text", ["Befund siehe Anhang.", "See attached PDF", "\u898b\u9644\u4ef6", ""])
+def test_a_text_that_only_points_to_a_file_is_none(collected, text):
+    rows, left_out = collected([head() + PID + obr() + obx(text) + PDF])
+    assert (rows, [*left_out]) == ([], ["text-in-attachment" if text else "result-type-ED"])
 
 
 WORDS = st.lists(st.sampled_from(["Kein Erguss.", "x\ny", ""]), min_size=1, max_size=4).filter(any)
