@@ -82,8 +82,11 @@ def note(number: str, patient: str, day: str, text: str) -> str:
     return f'{number},{patient},{day},44814641,,"{text}"'
 
 
-def joined(source: Path, studies: Iterable[tuple[str, str, str, str]]) -> dict[str, str]:
-    """The reports of studies (patient, number, UID, day) by UID, from documents, or from a table of reports."""
+def joined(source: Path, studies: Iterable[tuple[str, str, str, str]], lost: list[str] | None = None) -> dict[str, str]:
+    """The reports of studies (patient, number, UID, day) by UID, from documents, or from a table of reports.
+
+    ``lost`` gets the files of one document that gave neither a row nor a problem.
+    """
     from fedtar_flare.curation.archive import index_folder
     from fedtar_flare.curation.archive_files import File
     from fedtar_flare.curation.archive_reports import join_reports
@@ -92,7 +95,11 @@ def joined(source: Path, studies: Iterable[tuple[str, str, str, str]]) -> dict[s
     from fedtar_flare.data.sources.manifest import write_rows
 
     if source.is_dir():
-        rows, _, _ = collect(source)
+        rows, problems, _ = collect(source)
+        if lost is not None:
+            files = {file.read_bytes(): file for file in source.rglob("*") if file.suffix in (".dcm", ".hl7")}
+            unnamed = [f for f in files.values() if not any(str(f) in str(problem) for problem in problems)]
+            lost += map(str, unnamed if len(unnamed) > len(rows) else ())
         source = source.parent / f"{source.name}.csv"
         if not rows:
             return {}
