@@ -124,11 +124,11 @@ def label(arguments: argparse.Namespace) -> None:
     columns = {field: column for field, _, column in (pair.partition("=") for pair in arguments.column)}
     how = given(arguments, "labels", "name") | {"tables": [Path(table) for table in arguments.table]}
     table = tabulate(arguments.folder, arguments.out, columns=columns, **how)
-    lines = [f"{table.manifest}: {table.images} images of {table.patients} patients"]
-    lines += [f"  {name}: {n}" for name, n in table.labels.items()]
-    if table.without_row or table.without_image:
-        lines.append(f"Left out: images without labels {table.without_row}, named and not there {table.without_image}")
-    show(arguments, vars(table), *lines)
+    lines = [f"{table['manifest']}: {table['images']} images of {table['patients']} patients"]
+    lines += [f"  {name}: {n}" for name, n in table["labels"].items()]
+    if any(left := (table["without_row"], table["without_image"])):
+        lines.append("Left out: images without labels {}, named and not there {}".format(*left))
+    show(arguments, table, *lines)
 
 
 def index(arguments: argparse.Namespace) -> None:

@@ -18,12 +18,7 @@ KEYWORDS = """
     Rows SamplesPerPixel IssuerOfAccessionNumberSequence IssuerOfPatientID IssuerOfPatientIDQualifiersSequence
     OtherPatientIDs OtherPatientIDsSequence ConceptNameCodeSequence CurrentRequestedProcedureEvidenceSequence
     ContentSequence"""
-REJECTIONS = {
-    "113001",
-    "113037",
-    "113038",
-    "113039",
-}  # titles of key objects, DCM: quality, safety, worklist, retention
+REJECTIONS = {"113001", "113037", "113038", "113039"}  # titles of key objects: quality, safety, worklist, retention
 REJECTED = "rejected-instance"
 CHUNK = 200  # files that a worker reads at a time
 
@@ -182,11 +177,8 @@ def _file(header: Any) -> File:
             view = "lateral-view" if lateral else first(dataset, "ViewPosition").upper()
         except DataError as error:
             view = error.reason
-    date, time = "", ""
-    for name in ("Study", "Acquisition", "Series"):
-        date = date or first(dataset, f"{name}Date")
-        time = time or first(dataset, f"{name}Time")
-
+    dates, times = ([first(dataset, f"{name}{kind}") for name in ("Study", "Acquisition", "Series")]
+                    for kind in ("Date", "Time"))  # fmt: skip
     return File(
         path=str(header.source.path),
         in_zip=header.source.archive is not None,
@@ -195,8 +187,8 @@ def _file(header: Any) -> File:
         others=others - {Identifier()},
         study=first(dataset, "StudyInstanceUID"),
         order=order,
-        date=date.replace(".", ""),
-        time=time.replace(":", ""),
+        date=next(filter(None, dates), "").replace(".", ""),
+        time=next(filter(None, times), "").replace(":", ""),
         birth_date=first(dataset, "PatientBirthDate").replace(".", ""),
         age=first(dataset, "PatientAge"),
         sex=sex_of(first(dataset, "PatientSex")) or "",

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import chain, combinations
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from fedtar_flare.core.errors import DataError, decoding
 from fedtar_flare.data.sources.fields import is_stated, markup
@@ -40,6 +40,7 @@ class Identifier(NamedTuple):
 
 
 NOBODY = Identifier()
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,25 +206,28 @@ def _row(document: Document) -> tuple[str, ...]:
     return *patient, *order, document.study, document.day, document.text
 
 
-def _by_report(documents: Sequence[Document]) -> list[list[Document]]:
-    """Versions of one report together: those that share a name, also by way of a third."""
-    parents = list(range(len(documents)))
+def _linked(items: Sequence[T], pairs: Iterable[tuple[int, int]]) -> list[list[T]]:
+    """The items in groups: two whose places are a pair are in one, also by way of a third."""
+    parents = [*range(len(items))]
 
     def first(n: int) -> int:
         while parents[n] != n:
-            parents[n] = parents[parents[n]]
-            n = parents[n]
+            parents[n] = n = parents[parents[n]]
         return n
 
+    for m, n in pairs:
+        parents[first(n)] = first(m)
+    groups: dict[int, list[T]] = defaultdict(list)
+    for n, item in enumerate(items):
+        groups[first(n)].append(item)
+    return list(groups.values())
+
+
+def _by_report(documents: Sequence[Document]) -> list[list[Document]]:
+    """Versions of one report together: those that share a name."""
     holders: dict[tuple[str, ...], int] = {}
-    for n, document in enumerate(documents):
-        for name in document.names:
-            if name[1]:
-                parents[first(n)] = first(holders.setdefault(name, n))
-    reports: dict[int, list[Document]] = defaultdict(list)
-    for n, document in enumerate(documents):
-        reports[first(n)].append(document)
-    return list(reports.values())
+    names = ((name, n) for n, document in enumerate(documents) for name in document.names if name[1])
+    return _linked(documents, ((holders.setdefault(name, n), n) for name, n in names))
 
 
 def _times(document: Document) -> list[tuple[tuple[str, bool], str]]:
@@ -314,17 +318,14 @@ def _clusters(group: Sequence[Document]) -> list[list[Document]]:
     by_owner: dict[tuple[Identifier, Identifier], list[Document]] = defaultdict(list)
     for document in group:
         by_owner[document.patients[0], document.order].append(document)
-    clusters: list[list[tuple[Identifier, Identifier]]] = []
-    for owner in by_owner:
-        near = [cluster for cluster in clusters if any(map(_may_share, cluster, [owner] * len(cluster)))]
-        clusters = [cluster for cluster in clusters if cluster not in near] + [[owner, *chain.from_iterable(near)]]
-    return [[document for owner in cluster for document in by_owner[owner]] for cluster in clusters]
+    owners = [*by_owner]
 
+    def may_share(i: int, j: int) -> bool:
+        (patient, order), (other, number) = owners[i], owners[j]
+        return may_be_same(patient, other) and (not (order.value and number.value) or may_be_same(order, number))
 
-def _may_share(owner: tuple[Identifier, Identifier], other: tuple[Identifier, Identifier]) -> bool:
-    """Whether two pairs of patient and order may be of one study; an order without a value may be any."""
-    orders = owner[1], other[1]
-    return may_be_same(owner[0], other[0]) and (not all(order.value for order in orders) or may_be_same(*orders))
+    linked = _linked(owners, (pair for pair in combinations(range(len(owners)), 2) if may_share(*pair)))
+    return [[document for owner in cluster for document in by_owner[owner]] for cluster in linked]
 
 
 def _contradicts(gone: Document, report: Document) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedtar_flare.core.errors import DataError, collecting, decoding, within
 from fedtar_flare.core.files import MOST_BYTES, open_regular, read_bytes, unique
@@ -37,12 +37,6 @@ URL = re.compile(r"(https?://.+)/([A-Z][A-Za-z]+)/([A-Za-z0-9.-]{1,64})")
 CHARSETS = re.compile(r"ascii|utf-(8|16)|iso8859-\d+|cp125\d|gb\w+|big5|euc_\w+|shift_jis|iso2022_\w+|koi8-r")
 
 
-class _Identifier(NamedTuple):
-    known: Identifier
-    use: str
-    types: set[str]
-
-
 @dataclass
 class _Entry:
     """A resource where it stands: ``names`` are its URLs, ``root`` begins those that it names relatively."""
@@ -54,24 +48,19 @@ class _Entry:
     content: dict[str, Any]
 
     @property
-    def identifiers(self) -> list[_Identifier]:
-        return [
-            _Identifier(
-                Identifier(str.strip(i.get("value", "")), str.strip(i.get("system", ""))),
-                i.get("use", ""),
-                {code for _, code in _codes(i.get("type", {}))},
-            )
-            for i in self.content.get("identifier", ())
-            if i.get("value")
-        ]
+    def identifiers(self) -> list[tuple[Identifier, set[str]]]:
+        """Identifiers in use, with their types."""
+        used = [i for i in self.content.get("identifier", ()) if i.get("value") and i.get("use") != "old"]
+        known = [Identifier(str.strip(i["value"]), str.strip(i.get("system", ""))) for i in used]
+        return [(k, {code for _, code in _codes(i.get("type", {}))}) for k, i in zip(known, used, strict=True)]
 
     @property
     def orders(self) -> list[Identifier]:
-        return [i.known for i in self.identifiers if "ACSN" in i.types]
+        return [known for known, types in self.identifiers if "ACSN" in types]
 
     @property
     def uids(self) -> list[str]:
-        return [i.known.value.removeprefix("urn:oid:") for i in self.identifiers if i.known.issuer == "urn:dicom:uid"]
+        return [i.value.removeprefix("urn:oid:") for i, _ in self.identifiers if i.issuer == "urn:dicom:uid"]
 
 
 def _codes(concept: dict[str, Any]) -> set[tuple[str, str]]:
@@ -168,8 +157,8 @@ class _Files:
         owners = self.resolved(entry, "subject", "Patient")
         if any(owner.content["resourceType"] != "Patient" for owner in owners):
             raise DataError("its subject is no patient", reason="no-patient-id")
-        current = [[i for i in owner.identifiers if i.use != "old"] for owner in owners]
-        return {i.known for own in current for i in [i for i in own if "MR" in i.types] or own}
+        every = [owner.identifiers for owner in owners]
+        return {known for own in every for known, _ in [i for i in own if "MR" in i[1]] or own}
 
 
 def read_fhir(paths: Iterable[Path], problems: list[DataError]) -> Iterator[Document]:
@@ -193,7 +182,7 @@ def _document(entry: _Entry, files: _Files) -> Document:
 def _version(entry: _Entry, names: frozenset[tuple[str, ...]]) -> dict[str, Any]:
     """Which version of which report it is, even where nothing else of it can be read."""
     content, meta = entry.content, entry.content.get("meta", {})
-    own = [i.known for i in entry.identifiers if i.known.issuer and not i.types & OF_ORDER]
+    own = [known for known, types in entry.identifiers if known.issuer and not types & OF_ORDER]
     codes = tuple(sorted(map("|".join, _codes(content.get("code", {})))))
     number = meta.get("versionId", "")
     clocks = {"updated": moment(meta.get("lastUpdated", "")), "version": number.zfill(20) if number.isdecimal() else ""}
@@ -220,13 +209,12 @@ def _about(entry: _Entry, files: _Files, document: Document) -> dict[str, Any]:
         "patients": tuple(set.union(*map(files.patients, (entry, *requests, *images)))),
     }
     sections = {code for category in report.get("category", ()) for _, code in _codes(category)}
-    for reason, unread in {
-        "other-section": sections and not sections & SECTIONS,
-        "subsetted": any(tag.get("code") == "SUBSETTED" for tag in report.get("meta", {}).get("tag", ())),
-        "modifier-extension": report.get("modifierExtension") or report.get("implicitRules"),
-    }.items():
-        if unread:
-            return about | {"unread": reason}
+    if sections and not sections & SECTIONS:
+        return about | {"unread": "other-section"}
+    if any(tag.get("code") == "SUBSETTED" for tag in report.get("meta", {}).get("tag", ())):
+        return about | {"unread": "subsetted"}
+    if report.get("modifierExtension") or report.get("implicitRules"):
+        return about | {"unread": "modifier-extension"}
     return about if document.status == WITHDRAWN else about | _text(report)
 
 

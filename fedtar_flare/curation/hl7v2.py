@@ -200,8 +200,9 @@ def _order(origin: str, message: _Message, order: Segments, accession: str, flaw
         return {"patients": tuple(patients), **studies}
 
     status, states = raw(obr, 25), {raw(obx, 11) for obx in results}
-    if states == {""} and STATUS.get(status) == FINAL and _all_there(message, results):
-        states = {status}  # HL7 requires OBX-11, and some never fill it
+    after = any(raw(obx, n) for obx in results for n in range(6, 11))  # in which a value that is cut would go on
+    if states == {""} and message.ended and not after and (len(results) > 1 or len(results[0]) > 11):
+        states = {status} if STATUS.get(status) == FINAL else states  # HL7 requires OBX-11, and some never fill it
     texts = [obx for obx in results if not message.is_file(obx)]
     files = len(results) - len(texts) if any(raw(obx, 5) for obx in texts) else 0
     if states and states <= GONE:
@@ -227,12 +228,6 @@ def _order(origin: str, message: _Message, order: Segments, accession: str, flaw
         flaws.append(DataError("a result without status (OBX-11), which may be cut short", reason="no-result-status"))
     results = texts if files else results
     return document if document.unread else understood(document, lambda: _text(message, section, results, flaws))
-
-
-def _all_there(message: _Message, results: Sequence[Fields]) -> bool:
-    """Whether results without a status are not cut short, and no value goes on in later fields."""
-    places = len(results) > 1 or len(results[0]) > 11
-    return message.ended and places and not any(message.raw(obx, n) for obx in results for n in range(6, 11))
 
 
 def _text(message: _Message, section: str, results: Sequence[Fields], flaws: Sequence[DataError]) -> dict[str, str]:

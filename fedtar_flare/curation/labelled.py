@@ -4,9 +4,9 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.data.sources.fields import DAY_ZERO, PICTURES, labels_of, labels_text
@@ -20,18 +20,6 @@ SPLIT_WORDS = {"val": "validation", "valid": "validation", "validate": "validati
 FLAGS = {"1": "1", "1.0": "1", "-1": "-1", "-1.0": "-1", "0": "0", "0.0": "0", "": "0"}
 
 
-@dataclass(frozen=True)
-class Tabulated:
-    """The manifest, numbers of its images, patients and labels, and of unmatched images and rows."""
-
-    manifest: Path
-    images: int
-    patients: int
-    labels: dict[str, int]
-    without_row: int
-    without_image: int
-
-
 def tabulate(
     folder: Path,
     out: Path,
@@ -40,8 +28,11 @@ def tabulate(
     columns: Mapping[str, str] | None = None,
     labels: Sequence[str] = (),
     name: str | None = None,
-) -> Tabulated:
-    """Write a manifest of the images below a folder, with labels from tables or from the images' own paths."""
+) -> dict[str, Any]:
+    """Write a manifest of the images below a folder, with labels from tables or from the images' own paths.
+
+    Say how many images, patients and labels it has, and how many images and rows' images there were besides.
+    """
     columns = dict(columns or {})
     if unknown := sorted(set(columns) - set(FIELDS)):
         raise ConfigError(f"'{unknown[0]}' is not one of {', '.join(FIELDS)}")
@@ -68,8 +59,9 @@ def tabulate(
         rows.append(defaults | stated | {"image": image, "split": SPLIT_WORDS.get(split, split)})
     write_rows(out, rows)
     counts = Counter(label for fields in images.values() for label in labels_of(fields["labels"])[0])
-    patients = len({row["patient_id"] for row in rows})
-    return Tabulated(out, len(rows), patients, dict(sorted(counts.items())), len(files) - len(rows), without_image)
+    numbers = {"images": len(rows), "patients": len({row["patient_id"] for row in rows})}
+    left = {"without_row": len(files) - len(rows), "without_image": without_image}
+    return {"manifest": out, **numbers, "labels": dict(sorted(counts.items())), **left}
 
 
 def _from_names(folder: Path, files: Iterable[Path], name: str) -> dict[Path, Row]:
