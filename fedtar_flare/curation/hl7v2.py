@@ -85,12 +85,15 @@ class _Message:
         return [["" if part == '""' else part for part in (*parts, "", "", "", "")][:5] for parts in repeated]
 
     def is_file(self, obx: Fields) -> bool:
-        """Whether a result is a PDF or picture (ED), or says where one is (RP)."""
-        values = self.every(obx, 5) if self.raw(obx, 2) in ("ED", "RP") else []
-        return bool(values) and all(
-            any(map(FILE.fullmatch, parts[1:4])) or parts[4].startswith("JVBERi0") or
-            (self.raw(obx, 2) == "RP" and "://" in parts[0]) for parts in values
-        )  # fmt: skip
+        """Whether a result is a PDF or picture (ED), or says where one is (RP), and no words."""
+        kind = self.raw(obx, 2)
+        values = self.every(obx, 5) if kind in ("ED", "RP") else [[""] * 5]
+        return all(
+            (any(map(FILE.fullmatch, parts[1:4])) and " " not in parts[4])
+            or (kind == "ED" and parts[4].startswith("JVBERi0"))
+            or (kind == "RP" and re.fullmatch(r"\S+://\S+", parts[0]))
+            for parts in values
+        )
 
     def text(self, value: str) -> str:
         """What a value says; DataError for an escape character that begins no sequence of HL7."""

@@ -170,6 +170,8 @@ BESIDE = {
     "data of another kind": ("ED", "^TEXT^plain^A^Kein Erguss", "result-type-ED"),
     "a PDF and words": ("ED", "^AP^PDF^Base64^JVBERi0xLjQK~kein Erguss", "result-type-ED"),
     "words": ("RP", "kein Erguss", "result-type-RP"),
+    "words and where it is": ("RP", "kein Erguss https://x/y", "result-type-RP"),
+    "words in place of a PDF": ("ED", "^application^pdf^Base64^kein Erguss", "result-type-ED"),
     "a PDF in text": ("TX", "JVBERi0xLjQK", "is-pdf"),
 }
 
