@@ -109,10 +109,11 @@ class DataConfig(Settings):
     periods: tuple[str, ...] = Field(
         (), description="for 'period': T - 1 ISO dates, the bounds between the bins, at least four weeks apart"
     )
-    prior: Literal["none", "report", "image", "report+image", "generated", "generated+image"] = Field(
+    prior: Literal["none", "report", "image", "report+image", "generated", "generated+image", "auto"] = Field(
         "none",
         description="what the model sees of the patient's previous visit: 'none' (the paper), its report or image; "
-        "'generated': the report in training, the model's own text when reports are written",
+        "'generated': the report in training, the model's own text when reports are written; 'auto', with a method "
+        "that has the group diagnosis: 'report+image' where a head compares the visits, else 'none'",
     )
     priors: int = Field(
         1, ge=1, le=8, description="how many earlier visits data.prior is about; more than the last one needs a 'vlm'"

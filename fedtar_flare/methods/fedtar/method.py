@@ -48,7 +48,7 @@ CONTRACT = Contract(
 )
 
 _DIAGNOSIS = {"labeler": "auto", "candidates": 8, "complete": True}
-_SMALL = SMALL | {"data": SMALL["data"] | {"prior": "report+image"}}
+_SMALL = SMALL | {"data": SMALL["data"] | {"prior": "auto"}}
 UNSHARED_PRESETS = {"small": _SMALL | {"diagnosis": _DIAGNOSIS}}
 """Presets of a method with the patient part that shares nothing (docs/research/experiments.md)."""
 PATIENT_PRESETS = UNSHARED_PRESETS | {

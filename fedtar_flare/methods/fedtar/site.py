@@ -38,11 +38,13 @@ class PatientSite(ReportSite):
 
     @staticmethod
     def resolve(settings: RunSettings, source: str) -> RunSettings:
-        """With ``diagnosis`` decided for this source, and the head exchanged where it is shared."""
-        diagnosis, lora = settings.diagnosis.of(source), settings.lora
+        """With ``diagnosis`` and ``data.prior`` decided for this source, and the head exchanged where it is shared."""
+        diagnosis, lora, data = settings.diagnosis.of(source), settings.lora, settings.data
+        if data.prior == "auto":
+            data = data.replace(prior="report+image" if diagnosis.on else "none")
         if diagnosis.shared:
             lora = lora.replace(exchange=(*lora.exchange, HEAD_NAMES))
-        return settings.replace(diagnosis=diagnosis, lora=lora)
+        return settings.replace(diagnosis=diagnosis, lora=lora, data=data)
 
     def check(self) -> None:
         """Refuse settings that need an exchange where the method shares nothing."""

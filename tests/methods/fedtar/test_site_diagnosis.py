@@ -9,6 +9,7 @@ from learners import MODEL
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
+from fedtar_flare import MethodRecipe
 from fedtar_flare.core.errors import ConfigError, ExchangeError
 from fedtar_flare.core.settings import matches
 from fedtar_flare.learning.comparison import NONE, stated_changes
@@ -235,8 +236,10 @@ def test_a_shared_head_has_its_own_rate_lower_where_a_task_goes_through_its_visi
      ("manifest", {"labeler": "ctrate-rules", "shared": True}, True, SHARED_RATE)],
 )  # fmt: skip
 def test_left_to_the_data_synthetic_data_alone_is_labelled_and_its_head_shared(source, settings, shared, rate):
-    before = executor_of("fedtar", preset="tiny", diagnosis=settings, lora={"exchange": ["a"]}).strategy
+    groups = {"diagnosis": settings, "lora": {"exchange": ["a"]}, "data": {"prior": "auto"}}
+    before = executor_of("fedtar", preset="tiny", **groups).strategy
     strategy = before.at(source, None)
+    assert strategy.settings.data.prior == ("report+image" if strategy.settings.diagnosis.on else "none")
     decided, (_, outside) = strategy.settings.diagnosis, strategy.shared_learner(source)
     auto = {"synthetic": "synthetic", "manifest": "none"}[source]
     assert decided.labeler == auto if settings["labeler"] == "auto" else settings["labeler"]
@@ -247,6 +250,24 @@ def test_left_to_the_data_synthetic_data_alone_is_labelled_and_its_head_shared(s
         assert (strategy.settings_digest() == before.settings_digest()) is (source == "synthetic")
         with pytest.raises(ConfigError, match="has not been decided"):
             assert strategy.settings.given.diagnosis.on
+
+
+@pytest.mark.parametrize("method", ["fedtar", "fedavg_patient", "local_patient"])
+@pytest.mark.parametrize(
+    ("source", "given", "prior"),
+    [("synthetic", {}, "report+image"), ("manifest", {}, "none"), ("manifest", {"prior": "report"}, "report"),
+     ("synthetic", {"prior": "none"}, "none")],
+)  # fmt: skip
+def test_the_small_preset_shows_the_visit_before_where_a_head_compares_the_two(method, source, given, prior):
+    """A decoder reads it by itself only where the job says so: the shipped one has not learnt to."""
+    strategy = MethodRecipe(method, data=given).executor.strategy.at(source, None)
+    timeline = strategy.settings.data.timeline(3)
+    assert timeline.prior == strategy.settings.data.prior == prior
+
+
+def test_a_method_without_a_head_leaves_nothing_to_it():
+    with pytest.raises(ConfigError, match="'auto' is not one of none, report"):
+        MethodRecipe("fedavg", data={"prior": "auto"})
 
 
 def test_a_trained_head_leaves_only_where_the_site_s_guard_names_it(hospital):
