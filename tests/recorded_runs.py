@@ -174,6 +174,7 @@ def _content(good: float) -> Scores:
         "side_accuracy": 0.9,
         "degree_accuracy": 0.3 + 0.3 * good,
         "change_accuracy": 0.5 * good if good else None,
+        "change_coverage": 0.3 + 0.5 * good if good else None,
         "ctrate_rules_f1": 0.3 + 0.5 * good,
         "finding_change_micro_f1": 0.3 + 0.3 * good,
         "contradictions": 0.3 - 0.2 * good,
@@ -195,6 +196,7 @@ def _scores(personal, progress, sites, time_steps, min_cell, content) -> dict[st
             new = {"fibrosis": {"n": 5.0 - i, "recall": 0.7 * good}}
             more["findings"] = {"known": dict.fromkeys(("emphysema", "nodule_left"), finding), "new": new}
             more["references"] = {"identical_share": 0.1, "contradictions": 0.2}
+            more["certainty"] = {"0": (40, 30), "50": (32, 28 - i), "90": (16, 16)} if personal == 1 else {}
         scores[site] = SiteScores(steps=steps, all=every | (_content(good) if content else {}), **more)
     return scores
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from operator import itemgetter
@@ -70,6 +70,12 @@ def accuracy(reports: Reports, part: Part) -> float | None:
     return sum(right) / len(right) if right else None
 
 
+def claimed(reports: Reports) -> float | None:
+    """Share of which the draft states a change, right or wrong, of the findings for which it is graded."""
+    grades = [grade for grade in chain.from_iterable(reports.grades) if grade.change is not None]
+    return sum(bool(grade.words["change"][1]) for grade in grades) / len(grades) if grades else None
+
+
 def graded(reports: Reports, part: Part | Literal["presence"]) -> set[str]:
     """Patients with a finding for which this part is graded."""
     pairs = zip(reports.patients, reports.grades, strict=True)
@@ -126,6 +132,7 @@ SCORES = {
     for score in (
         _graded("degree"),
         _graded("change"),
+        replace(_graded("change"), name="change_coverage", label="change claimed", function=claimed),
         Score("finding_change_micro_f1", "changes named F1", change_f1, concerned=changing, curve=True, group=CHANGE),
         Score(
             "contradictions",

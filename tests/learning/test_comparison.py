@@ -1,6 +1,7 @@
 """Levels and changes of findings, read off two visits: against enumerations, planted truth and reports."""
 
 from itertools import product
+from types import SimpleNamespace
 
 import learners
 import numpy as np
@@ -26,11 +27,12 @@ from fedtar_flare.learning.comparison import (
 from fedtar_flare.learning.diagnosis import AttentionHead, extend
 from fedtar_flare.learning.inputs import show_reports
 from fedtar_flare.learning.labels import LEVELS, PRESENT, labeler
-from fedtar_flare.learning.site_diagnosis import DiagnosisConfig
+from fedtar_flare.learning.site_diagnosis import DiagnosisConfig, SiteDiagnosis
 from fedtar_flare.methods.fedtar.config import PatientConfig
 from fedtar_flare.methods.fedtar.learner import PatientLearner
 from fedtar_flare.models.build import build_model, build_tokenizer
 from fedtar_flare.models.config import preset
+from fedtar_flare.record.events import CERTAINTIES
 from fedtar_flare.synthetic.build import report_of
 from fedtar_flare.synthetic.course import CohortOptions, plan_patient
 from fedtar_flare.synthetic.reading import planted_changes
@@ -322,6 +324,57 @@ def test_prompts_of_training_are_those_of_a_draft_whose_head_reads_what_the_repo
     drafted = learner.generator.prompts(learner.encoded(samples, images))
     torch.testing.assert_close(drafted, learner.findings.prompts(samples))
     assert learner.findings.changes(samples).clamp(min=0).any()
+
+
+def test_changes_are_counted_by_certainty_as_a_reading_with_that_threshold_tells_them(cohort_of, model):
+    learner, samples = prompted(cohort_of("report+image"))
+    branch = learner.generator.diagnosis
+    branch.head.load_state_dict(model.diagnosis.head.state_dict())
+    seen = learner.encoded(samples, learner.images(samples))
+    stated = learner.findings.changes(samples)
+    counts, expected = learner.findings.count_by_certainty([(samples, seen), (samples, seen)], 1), {}
+    for certainty in CERTAINTIES:
+        branch.certain = certainty / 100
+        read = branch.read(seen).changes
+        told = (stated > NONE) & (stated < COMPARED) & (read != UNCERTAIN)
+        if told.any():
+            expected[str(certainty)] = [2 * int(told.sum()), 2 * int((read == stated)[told].sum())]
+    assert counts == expected and len({n for n, _ in counts.values()}) > 2, "some thresholds differ"
+
+
+@pytest.mark.parametrize("prior", ["report+image", "generated"])
+def test_scores_count_the_changes_of_visits_in_cells_that_are_large_enough(cohort_of, prior):
+    learner, _ = prompted(cohort_of(prior))
+    scored, withheld = (learner.evaluate(cell, None, generic=False) for cell in (1, 5))  # of four patients
+    follow_ups = [sample for sample in scored.samples if sample.prior is not None]
+    assert scored.scores["certainty"]["0"][0] == sum(NONE < c < COMPARED for row in changes_of(follow_ups) for c in row)
+    assert withheld.scores["certainty"] == {}
+    assert "certainty" not in prompted(cohort_of("none"))[0].evaluate(1, None, generic=False).scores
+
+
+def changes_of(samples):
+    texts = [(s.visit.report, READER.levels(s.visit.report), READER.levels(s.prior.report)) for s in samples]
+    return [stated_changes(text, now, before, READER) for text, now, before in texts]
+
+
+certainties = st.tuples(st.sampled_from("abcdefgh"), st.integers(0, 2), st.floats(0.3, 1), st.booleans())
+
+
+@given(st.lists(certainties, max_size=40), st.integers(1, 4))
+def test_counts_of_changes_are_multiples_of_the_cell_and_of_findings_and_certainties_of_enough_patients(rows, least):
+    """One change a visit; its true one is the first, and what is read the first or the second."""
+    samples = [SimpleNamespace(visit=SimpleNamespace(patient_id=patient)) for patient, *_ in rows]
+    chances, stated = torch.zeros(len(rows), 3, COMPARED), torch.full((len(rows), 3), UNKNOWN)
+    for i, (_, finding, certainty, right) in enumerate(rows):
+        stated[i, finding], chances[i, finding, NEW if right else RESOLVED] = NEW, certainty
+    head = SimpleNamespace(_branch=SimpleNamespace(temperature=1.0))
+    head._judged = lambda seen: [(samples, lambda temperature: chances, stated)]
+    counts = SiteDiagnosis.count_by_certainty(head, [], least)
+    common = {f for f in range(3) if len({row[0] for row in rows if row[1] == f}) >= least}
+    for certainty in CERTAINTIES:
+        told = [row for row in rows if row[1] in common and float(np.float32(row[2])) >= certainty / 100]
+        n, right = (len(part) // least * least for part in (told, [row for row in told if row[3]]))
+        assert counts.get(str(certainty)) == ([n, right] if len({row[0] for row in told}) >= max(1, least) else None)
 
 
 @pytest.mark.parametrize(("sharpened", "temperature"), [(0.5, 0.5), (1.0, 1.0), (2.0, 2.0)])

@@ -105,9 +105,23 @@ def test_scores_are_shares_of_what_is_graded_and_rest_on_enough_patients():
     large = [("p", 0, "Small left effusion, new.", "Large left effusion, new. Cardiomegaly.")]
     rows = [*large, ("q", 0, "Mild effusion.", "Mild effusion."), ("r", 0, "Clear.", "Clear.")]
     found = {cell: scores_of(reports(rows, min_cell=cell)) for cell in (1, 2)}
-    names = ("presence_f1", "side_accuracy", "degree_accuracy", "change_accuracy")
-    assert [found[1][name] for name in names] == [pytest.approx(4 / 5), 1.0, 0.5, 1.0]
-    assert [found[2][name] for name in names] == [1.0, None, 0.5, None]  # shares of two patients' reports are halves
+    names = ("presence_f1", "side_accuracy", "degree_accuracy", "change_accuracy", "change_coverage")
+    assert [found[1][name] for name in names] == [pytest.approx(4 / 5), 1.0, 0.5, 1.0, 1.0]
+    assert [found[2][name] for name in names] == [1.0, None, 0.5, None, None]  # shares of two patients' reports: halves
+
+
+CLAIMS = {"increased": (1, 1), "decreased": (1, 0), "not certain": (0, 0), "": (0, 0)}
+
+
+@given(st.lists(st.sampled_from([*CLAIMS]), min_size=1, max_size=9), st.integers(1, 4))
+def test_a_draft_claims_a_change_unless_it_calls_it_not_certain_or_is_silent(drafts, cell):
+    plain = {word: f"Effusion, {word}." for word in ("increased", "decreased")}
+    plain |= {"": "Effusion.", "not certain": "Effusion. Its course is not certain."}
+    rows = [(f"p{i}", 0, "Effusion, increased.", plain[draft]) for i, draft in enumerate(drafts)]
+    scores, n = scores_of(reports(rows, min_cell=cell)), len(drafts) // cell * cell
+    counts = [sum(column) / len(drafts) for column in zip(*map(CLAIMS.get, drafts), strict=True)]
+    shown = [None if not n else round(count * n) / n if cell > 1 else count for count in counts]
+    assert [scores["change_coverage"], scores["change_accuracy"]] == pytest.approx(shown)
 
 
 CHEXPERT = rule_labeler("chexpert-rules")

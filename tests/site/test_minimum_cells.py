@@ -145,6 +145,7 @@ def test_drafts_that_all_name_a_rare_finding_do_not_count_those_who_have_it(havi
     samples = held_out([draft] * having + ["Small right effusion."] * (20 - having))
     told = site_scores(samples, [draft] * 20, [1.0] * 20, 1, 5)["all"]
     names = ("presence_f1", "chexpert_rules_f1", "side_accuracy", "change_accuracy", "finding_change_micro_f1")
+    names += ("change_coverage",)
     assert not any(told[name] for name in names)
 
 
