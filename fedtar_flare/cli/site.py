@@ -19,7 +19,7 @@ from fedtar_flare.cli.commands import (
     show,
 )
 from fedtar_flare.core.errors import ConfigError, FedTARError
-from fedtar_flare.core.text import plain
+from fedtar_flare.core.text import columns, plain
 
 if TYPE_CHECKING:
     from fedtar_flare.runtime.deployed import DeployedJob
@@ -321,11 +321,9 @@ def audit(arguments: argparse.Namespace) -> int:
 
 def _audit_lines(entries: list[dict[str, Any]], with_tensors: bool) -> list[str]:
     """The table of all messages, on request each with its tensors below."""
-    rows = [HEAD, *map(_audit_row, entries)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
-    for row, entry in zip(rows, [{}, *entries], strict=True):
-        lines.append("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    for line, entry in zip(columns([HEAD, *map(_audit_row, entries)]), [{}, *entries], strict=True):
+        lines.append(line)
         for t in entry.get("tensors") or [] if with_tensors else []:
             shape = "x".join(map(str, t["shape"])) or "1"
             size = f"{t['dtype'].removeprefix('torch.')}  {t['bytes']} bytes  norm {t['norm']:.4g}"

@@ -27,10 +27,7 @@ def derived_seed(seed: int, *parts: object) -> int:
 
 
 def orders(count: int, seed: int) -> Iterator[list[int]]:
-    """Give one random order of ``range(count)`` after another.
-
-    A secret seed is expanded by SHAKE-256: the order is that of ``count`` words of 64 bits.
-    """
+    """One random order of ``range(count)`` after another; of a secret seed by as many 64-bit words of SHAKE-256."""
     generator = None if seed >= SECRET else torch.Generator().manual_seed(seed)
     for number in itertools.count():
         if generator is None:

@@ -52,10 +52,7 @@ def is_file_or_folder(path: Path) -> bool:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file to read; OSError unless it is a regular one, of which the descriptor is asked.
-
-    A pipe keeps its reader waiting, and a device may never end.
-    """
+    """Open a regular file to read; OSError for any other: a pipe keeps its reader waiting, a device may never end."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     except ValueError as error:
@@ -100,10 +97,7 @@ def read_lines(path: Path, what: str) -> list[str]:
 
 @contextmanager
 def replacing(path: Path, mode: int = PRIVATE) -> Iterator[Path]:
-    """Write a file under another name, which replaces ``path`` when the block ends without an exception.
-
-    After an exception nothing is left behind and an earlier file stays as it was.
-    """
+    """Write a file under another name, which replaces ``path`` when the block ends without an exception."""
     private_folder(path.parent, 0o777 if mode & 0o077 else 0o700)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode))
@@ -294,8 +288,7 @@ def checksum(tensors: Mapping[str, torch.Tensor]) -> str:
 def coarse_checksums(tensors: Mapping[str, torch.Tensor]) -> str:
     """Hash tensors so that rounding errors almost surely do not matter (:func:`coarsely_equal`).
 
-    Processors of two kinds draw normal numbers that differ by rounding errors. A value that rounds differently on one
-    grid does not on another one, so the values are rounded on three grids.
+    Processors of two kinds draw normal numbers that differ by them, so the values are rounded on three grids.
     """
     import torch
 

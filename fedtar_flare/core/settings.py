@@ -1,7 +1,4 @@
-"""Settings: how they are declared, checked and compared between sites.
-
-A settings class derives from :class:`Settings`; :func:`build` makes one from a dictionary that FLARE or a file gives.
-"""
+"""Settings: how they are declared (:class:`Settings`), made from a dictionary, and compared between sites."""
 
 import difflib
 import hashlib
@@ -135,10 +132,8 @@ def build(cls: type[_Settings], values: Mapping[str, Any] | None, where: str) ->
 
 
 class RunSettings(dict[str, Any]):
-    """The settings of one run by group, one object from the recipe down to the learner: ``settings.lora.rank``.
-
-    ``resolve(settings, source)`` gives them in full where a site's data has that source, for values such as ``auto``;
-    None: they are the same everywhere.
+    """The settings of one run by group: ``settings.lora.rank``; ``resolve(settings, source)`` fills in what depends on
+    a site's source of data, such as ``auto``.
     """
 
     def __init__(

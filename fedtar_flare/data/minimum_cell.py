@@ -55,8 +55,7 @@ def winsorised_mean(losses: Sequence[tuple[str, float]], least: int) -> float:
     """Mean of losses that no group of fewer than ``least`` patients can pull to an extreme.
 
     A loss counts at most as the ``least``-th largest of the patients' largest losses, and at least as the ``least``-th
-    smallest of their smallest (of fewer than 2 ``least`` patients: as the median of either). So the mean does not
-    reveal that one report has a huge or infinite loss.
+    smallest of their smallest (of fewer than 2 ``least`` patients: as the median of either).
 
     >>> winsorised_mean([("a", 1.0), ("b", 2.0), ("c", 3.0), ("d", 1e9)], 2)
     2.5

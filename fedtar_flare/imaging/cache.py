@@ -1,12 +1,8 @@
 """Prepared images on disk: computed once, memory-mapped afterwards.
 
-::
-
-    <study>.<settings>.npy                 the picture, its positions and a checksum of both
-    <study>.<settings>.refused.json        why the study cannot be prepared
-    <study>.<settings>.<kind>.computed     an array computed from the picture, such as its miniature
-
-No process sees a part of a file, and a damaged file, found by its checksum, is computed again.
+``<study>.<settings>.npy`` has the picture, its positions and a checksum of both, by which a damaged file is found and
+computed again; ``.refused.json`` why there is none; ``.<kind>.computed`` what was computed from it. No process sees a
+part of a file.
 """
 
 import hashlib
@@ -35,9 +31,8 @@ _VERIFIED: dict[Path, tuple[int, int, int]] = {}  # inode, size and time of file
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """Model input of one visit; both arrays are memory-mapped and read-only.
-
-    ``position_mm`` has the slices' positions along the body's axis, from the middle of the lungs; 0 for a picture.
+    """Model input of one visit, memory-mapped; ``position_mm``: of slices, from the middle of the lungs; 0 of a
+    picture.
     """
 
     image: np.ndarray  # uint8 (S, 3, H, W)

@@ -21,10 +21,7 @@ BLOCK = 256  # images compared with all others at once
 
 
 def miniature(planes: Sequence[np.ndarray]) -> np.ndarray:
-    """Make a small version of an image: ranks of its grey values, which windows and gamma curves hardly change.
-
-    ``planes`` are slices, uint8 (H, W), from feet to head; a radiograph has one.
-    """
+    """Rank the grey values of an image's slices (uint8 (H, W)), which windows and gamma curves hardly change."""
     from PIL import Image, ImageOps
 
     chosen = np.unique(np.linspace(0, len(planes) - 1, SLICES + 2)[1:-1].round().astype(int))

@@ -1,7 +1,4 @@
-"""How much memory and time the images of one study may take. Sizes are checked before memory is allocated.
-
-The site file raises the limits (``limits: {voxels: 2147483648}``); a job cannot.
-"""
+"""How much memory and time the images of one study may take, checked before memory is allocated; no job raises it."""
 
 import math
 import os

@@ -53,10 +53,7 @@ def prepare(visit: Visit, size: InputSize, cache_dir: Path, transforms: Sequence
 
 @dataclass(frozen=True)
 class Preparation:
-    """The outcome of :func:`prepare_visits`.
-
-    Patients who share a picture are found by the entries ``compared``: without a job's transforms, and not too small.
-    """
+    """The outcome of :func:`prepare_visits`; patients who share a picture are found by the entries ``compared``."""
 
     entries: dict[Visit, Path]  # the cache entry of every visit whose files exist
     errors: dict[Visit, DataError]  # why visits cannot be used
@@ -86,10 +83,7 @@ def prepare_visits(
     say: Callable[[str], object] = logger.info,
     every: float = EVERY_SECONDS,
 ) -> Preparation:
-    """Prepare every visit that is not in the cache; refusals are remembered there, too.
-
-    ``workers`` prepare them side by side, by default as many as fit the machine, which ``sites`` share.
-    """
+    """Prepare every visit that is not in the cache, by ``workers`` (default: those that fit, shared by ``sites``)."""
     entries: dict[Visit, Path] = {}
     errors: dict[Visit, DataError] = {}
     missing: list[Visit] = []

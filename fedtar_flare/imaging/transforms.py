@@ -219,10 +219,7 @@ def _enclosed_air(hu: np.ndarray) -> np.ndarray:
 
 
 def sample_slices(first: int, last: int, spacing_mm: float, slices: int) -> tuple[np.ndarray, np.ndarray]:
-    """Slices nearest to the middles of equal parts of a range, ends included; a short range repeats some.
-
-    Gives their indices (S,), ascending, and their positions float32 (S,) in mm from the middle of the range.
-    """
+    """Indices (S,) of slices nearest to the middles of equal parts of a range, and their mm (S,) from its middle."""
     middles = first - 0.5 + (np.arange(slices) + 0.5) * (last - first + 1) / slices
     indices = np.clip(np.ceil(middles - 0.5).astype(int), first, last)
     return indices, ((indices - (first + last) / 2) * spacing_mm).astype(np.float32)
@@ -247,10 +244,8 @@ class HUWindowsd(_Changes):
 
 
 class SquareResized(_Changes):
-    """Fit the last two axes into a black square, uint8, keeping the body's shape.
-
-    Averages over areas when shrinking, interpolates linearly when enlarging. ``pixel_mm`` holds the distance between
-    rows and between columns; pixels are square where it is missing.
+    """Fit the last two axes into a black square, uint8, keeping the body's shape by the ``pixel_mm`` of rows and
+    columns.
     """
 
     def __init__(self, keys: KeysCollection, size: int):

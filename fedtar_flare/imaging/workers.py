@@ -1,9 +1,9 @@
 """Process many studies in parallel.
 
-Workers are processes, since reading headers and decoding hold Python's lock (measured: eight studies of 150 slices took
-2.7 s in one thread and 2.9 s in two). Each is an executor of loky, whose processes do not run the parent's main module
-again. A process that dies (out of memory, a decoder that crashes) is replaced, and its item tried once more; an item
-that kills two processes, takes too long or meets a fault of the code is refused, and the others go on.
+Workers are processes, since reading headers and decoding hold Python's lock, each an executor of loky, whose processes
+do not run the parent's main module again. A process that dies (out of memory, a decoder that crashes) is replaced, and
+its item tried once more; an item that kills two processes, takes too long or meets a fault of the code is refused, and
+the others go on.
 """
 
 import logging

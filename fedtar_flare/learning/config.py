@@ -93,6 +93,13 @@ class TrainingConfig(Settings):
             return self.local_steps
         return max(least, math.ceil(self.local_epochs * visits / self.batch_size))
 
+    def work(self) -> str:
+        """Say how many updates of how many reports a task makes."""
+        share = f"{100 * (self.local_epochs or 0):g} % of its training visits in"
+        much = f"{self.local_steps} updates" if self.local_epochs is None else f"{share} updates"
+        much = f"as many as fit into {self.seconds:g} s of {much}" if self.seconds else much
+        return f"{much} of {self.batch_size} reports"
+
     def draw_rate(self, visits: int) -> float:
         """Compute each patient's probability of being in an update of per-patient DP-SGD."""
         return min(1.0, self.batch_size / visits)

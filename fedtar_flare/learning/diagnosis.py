@@ -71,10 +71,7 @@ class AttentionHead(nn.Module):
 
 
 class DiagnosisBranch(nn.Module):
-    """A head (``mean`` or ``attention``) on the encoder's tokens, and the prompts' embeddings T.
-
-    There are D findings and K classes, C channels and S slices; ``words`` are the decoder's embeddings (V, E).
-    """
+    """A head (``mean`` or ``attention``) of D findings and K classes on C channels, and the prompts' embeddings T."""
 
     def __init__(
         self,

@@ -1,7 +1,4 @@
-"""Draft a report for one study from a trained adapter: with the site's own adapters, or the shared adapter alone.
-
-A base model other than the adapter's own is refused, since it would write fluent nonsense.
-"""
+"""Draft a report for one study from a trained adapter, with the site's own adapters or the shared one alone."""
 
 import math
 import tempfile

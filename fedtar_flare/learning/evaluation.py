@@ -28,10 +28,7 @@ TEXTS = ("text", "reference")
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Scores (:func:`site_scores`) and drafts, which are with the patient adapter; rows and drafts stay at the site.
-
-    ``scores_generic`` are without it, None for a method that has none; then each report has one row more.
-    """
+    """Scores and drafts, with the patient adapter; ``scores_generic`` without it, where a method has one."""
 
     scores: dict[str, Any]
     scores_generic: dict[str, Any] | None

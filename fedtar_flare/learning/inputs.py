@@ -62,9 +62,8 @@ def prior_batch(
     transforms: Sequence[Spec] = (),
     read: Callable[[Sequence[Sample]], Sequence[Prepared]] = images_of,
 ) -> PriorBatch | None:
-    """What each sample shows of the visit before, by its ``kinds``; ``texts`` replace the references of before.
-
-    ``read`` gives the prepared images of samples.
+    """What each sample shows of the visit before, by its ``kinds``; ``texts`` replace its reference, ``read`` its
+    image.
     """
     if not any(kinds):
         return None

@@ -301,8 +301,8 @@ class ReportLearner(SiteModel):
         return self.images(samples, seed) if ahead is None else ahead.result()
 
     def _fits(self, number: int, spent: float) -> bool:
-        """Whether update ``number`` is likely to end within ``training.seconds``, the updates before it having taken
-        ``spent``; the first of several processes says so for all.
+        """Whether an update likely ends within ``training.seconds``, those before it having ``spent`` some; rank 0
+        decides.
         """
         limit = self.training.seconds
         return not limit or bool(self.ranks.gather(spent * number <= limit * (number - 1))[0])

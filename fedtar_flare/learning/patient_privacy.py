@@ -16,9 +16,7 @@ from fedtar_flare.core.draws import standard_normals, uniforms
 def poisson_batches(
     patients: Sequence[str], rate: float, count: int, generator: torch.Generator | None = None
 ) -> Iterator[list[int]]:
-    """``count`` lists of the indices of all visits of the patients drawn, each with probability ``rate``; some are
-    empty. ``patients`` names each visit's; ``generator`` is a simulation's (None: the operating system's).
-    """
+    """Give ``count`` lists of the visits of the patients drawn, each with probability ``rate``; some are empty."""
     names = list(dict.fromkeys(patients))
     for _ in range(count):
         drawn = {
@@ -39,7 +37,6 @@ def add_private_gradients(
     """Set the gradients to the noisy sum over patients of clipped gradients, divided by ``reports``.
 
     Each of ``patients`` sets a patient's gradients and gives the loss; the sum of the losses is returned, float64.
-    Noise is added in float64 and rounded with the sum. ``generator`` is as for :func:`poisson_batches`.
     """
     loss = torch.zeros((), dtype=torch.float64)
     sums = [torch.zeros_like(parameter, dtype=torch.float32) for parameter in parameters]

@@ -343,10 +343,7 @@ class SiteModel:
         steps: int | Collection[int] | None = None,
         generic: bool = True,
     ) -> Evaluated:
-        """Write drafts and score them, with and, where ``generic``, without the personal part.
-
-        Of several processes each writes its share, and all end with every draft.
-        """
+        """Write drafts, each rank its share, and score them, with and, where ``generic``, without the personal part."""
         samples, generic = self.cohort.samples(split, steps), generic and self.has_personal_part
         twice = generic and self.personal_part_acts
         kinds = (True, False) if twice else (True,)

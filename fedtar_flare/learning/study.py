@@ -58,10 +58,7 @@ def visit_of(study: Study) -> Visit:
 
 
 def study_of(image: Path, modality: Modality | None = None, **patient: Any) -> Study:
-    """Describe a study on disk; fields of :class:`Study` that are not given are taken from DICOM headers.
-
-    DataError for a file that is not there or cannot be read, and for a previous study of another patient.
-    """
+    """Describe a study on disk; fields that are not given are taken from DICOM headers."""
     given = {name: value for name, value in patient.items() if value is not None}
     before: Path | None = given.get("prior_image")
     for path in (image, before):

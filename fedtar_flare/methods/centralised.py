@@ -1,11 +1,8 @@
-"""Centralised training: one process trains on the visits of all sites. In a simulation only.
+"""Centralised training, in a simulation only: it bounds what a federation could reach, and hospitals cannot do it.
 
-It bounds what a federation could reach, and hospitals cannot do it. The first site by name is the centre: only it
-trains, on the union of all sites' training patients, each in the split that its own site gave it. It makes as many
-local updates as a site does in all R * T exchanges. Every site scores its own test patients, so that the scores compare
-with those of the other methods.
-
-A real site refuses every task before anything is read, and the job is not exported for production.
+Only the first site by name trains, on the union of all sites' training patients, each in the split that its own site
+gave it, and makes as many local updates as a site does in all R * T exchanges. Every site scores its own test patients,
+so that the scores compare with those of the other methods.
 """
 
 from dataclasses import replace

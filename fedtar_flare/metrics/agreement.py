@@ -40,9 +40,8 @@ def finding_f1(truth: Findings, predicted: Findings) -> dict[str, float | None]:
 def known_and_new(
     truth: Findings, predicted: Findings, known: AbstractSet[str], patients: Sequence[str], least: int = 1
 ) -> dict[str, float | None]:
-    """F1 of all findings, of those that the warm start has seen (``known``) and of the others; recall of the others.
-
-    ``..._macro`` is the mean of the findings of at least ``least`` patients (:meth:`LabelCounts.guarded`).
+    """F1, also as mean (``_macro``), of all findings, those ``known`` to the warm start and the others; the latter's
+    recall.
     """
     scores, every = dict[str, float | None](), frozenset[Any]().union(*truth, *predicted)
     for kind, findings in (("", every), ("_known", every & known), ("_new", every - known)):

@@ -1,6 +1,7 @@
 """Whether a site's scores of the newest period fell beyond chance, and what of its visits changed; both stay there."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import product
 from operator import itemgetter
 
@@ -55,8 +56,7 @@ def _among(everyone: Sequence[str], scores: PatientSums) -> PatientSums:
 def changes(rows: Sequence[Row], names: Sequence[str], until: int, rising: bool = False) -> list[Change]:
     """Measures that rows of visits have by name, what moved most first; with ``rising``, only a rise counts.
 
-    z: the newest period's mean less those of the periods ``until`` one, in units of how far these lie apart, or of
-    chance if it is more.
+    z is in units of how far the means of the periods ``until`` one lie apart, or of chance if it is more.
     """
     newest = max(row["time_step"] for row in rows)
     steps = sorted({row["time_step"] for row in rows if row["time_step"] in {*range(until + 1), newest}})
@@ -70,7 +70,7 @@ def changes(rows: Sequence[Row], names: Sequence[str], until: int, rising: bool 
     moved = means[-1] - np.average(means[:-1], axis=0, weights=n[:-1])
     z = np.divide(np.maximum(moved, 0.0) if rising else moved, spread, out=np.zeros_like(moved), where=spread > 0)
     p = np.minimum(1.0, 2 * norm.sf(np.abs(z)) * len(names))
-    moves = [(name, by_period(rows, mean_of(name)), float(z[k]), float(p[k])) for k, name in enumerate(names)]
+    moves = [(name, by_period(rows, partial(mean_of, name)), float(z[k]), float(p[k])) for k, name in enumerate(names)]
     return sorted(moves, key=lambda change: -abs(change[2]))
 
 

@@ -183,10 +183,8 @@ class Statement:
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """A finding of a draft against its reference.
-
-    ``side``, ``degree`` and ``change`` say whether the part is right; None unless both texts state the finding and the
-    reference gives the part. ``words`` has those of reference and draft, by part that either text gives.
+    """A finding of a draft against its reference: whether each part is right, None where it is not graded; and the
+    words.
     """
 
     finding: str

@@ -296,12 +296,10 @@ def _label(kind: str, denied: bool, doubted: bool) -> Label:
 
 @cache
 def rule_labeler(name: RuleLabels) -> RuleLabeler:
-    """Get a labeler whose phrases are in the YAML file of the same name.
+    """Get the labeler of a YAML file: 14 CheXpert classes (Irvin et al., AAAI 2019), or 18 of CT-RATE (Hamamci et al.,
+    2024).
 
-    ``chexpert-rules``: the 14 CheXpert classes, of radiographs (Irvin et al., AAAI 2019). ``No Finding`` is positive
-    where no other class is positive or uncertain, support devices aside, else blank. A heart or mediastinum that is
-    only called stable, or at the limit of normal, is uncertain. ``ctrate-rules``: the 18 CT-RATE classes, of chest CT
-    (Hamamci et al., CT-RATE and CT-CLIP, 2024, arXiv:2403.17834); CT-RATE's own labels are 0 or 1.
+    A heart or mediastinum that is only called stable, or at the limit of normal, is uncertain.
     """
     rules = yaml.safe_load(Path(__file__).with_name(f"{name}.yaml").read_text(encoding="utf-8"))
     observations = []

@@ -125,10 +125,7 @@ def language_statistics(
 
 
 def bleu_of_sums(matches: Array, guesses: Array, draft_length: Array, reference_length: Array) -> Array:
-    """Corpus BLEU-1..4 (..., 4) from sums over reports, n-grams (..., 4) and lengths (...), also of several sites.
-
-    The geometric mean of clipped precisions times the brevity penalty (Papineni et al., 2002, Section 2.3).
-    """
+    """Corpus BLEU-1..4 (..., 4) from sums of n-grams (..., 4) and lengths (...) over reports (Papineni et al., 2.3)."""
     precision = (matches + _TINY) / (guesses + _SMALL)
     bleu = np.cumprod(precision, axis=-1) ** (1 / np.arange(1, _N + 1))
     ratio = (draft_length + _TINY) / (reference_length + _SMALL)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -135,11 +136,7 @@ class Interval(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """System A against system B on the same patients.
-
-    ``difference`` is A - B with its interval; ``p`` is two-sided; ``win_rate`` is the share of patients, and
-    ``replicates_won`` that of bootstrap replicates, in which A scores better, ties half.
-    """
+    """A against B on the same patients: A - B, two-sided p, the shares of patients and of replicates that A won."""
 
     difference: Interval
     p: float
@@ -285,71 +282,60 @@ def _drawn(rows: Sequence[Row], units: Units) -> list[tuple[str, ...]]:
     return [tuple(str(row.get(key)) for key in keys) for row in rows]
 
 
-def mean_of(name: str) -> SumsOf:
+def mean_of(name: str, rows: Sequence[Row], units: Units = "patients") -> PatientSums | None:
     """Mean of a column of rows."""
-
-    def mean(rows: Sequence[Row], units: Units = "patients") -> PatientSums | None:
-        return mean_score(_drawn(rows, units), [row[name] for row in rows]) if rows else None
-
-    return mean
+    return mean_score(_drawn(rows, units), [row[name] for row in rows]) if rows else None
 
 
-def _bleu(n: int) -> SumsOf:
-    def bleu(rows: Sequence[Row], units: Units = "patients") -> PatientSums | None:
-        columns = {name: np.asarray([row[name] for row in rows]) for name in LanguageStatistics.__dataclass_fields__}
-        return bleu_score(_drawn(rows, units), LanguageStatistics(**columns), n) if rows else None
-
-    return bleu
+def _bleu(n: int, rows: Sequence[Row], units: Units = "patients") -> PatientSums | None:
+    columns = {name: np.asarray([row[name] for row in rows]) for name in LanguageStatistics.__dataclass_fields__}
+    return bleu_score(_drawn(rows, units), LanguageStatistics(**columns), n) if rows else None
 
 
-def finding_f1(truth: str, named: str, findings: Collection[str] = (), average: Average = "micro") -> SumsOf:
+def finding_f1(
+    truth: str,
+    named: str,
+    rows: Sequence[Row],
+    units: Units = "patients",
+    findings: Collection[str] = (),
+    average: Average = "micro",
+) -> PatientSums | None:
     """F1 of two columns of findings or changes; of some ``findings`` alone where they are given, as a mean needs."""
-
-    def f1(rows: Sequence[Row], units: Units = "patients") -> PatientSums | None:
-        known = [row for row in rows if row.get(truth) is not None]
-        actual, drafted = (
-            [{tuple(x) if isinstance(x, list) else x for x in row[column]} for row in known]
-            for column in (truth, named)
-        )
-        counts = LabelCounts.of_findings(actual, drafted, findings or {*chain(*actual, *drafted)})
-        return label_score(_drawn(known, units), counts, average, "f1") if known else None
-
-    return f1
+    known = [row for row in rows if row.get(truth) is not None]
+    actual, drafted = (
+        [{tuple(x) if isinstance(x, list) else x for x in row[column]} for row in known] for column in (truth, named)
+    )
+    counts = LabelCounts.of_findings(actual, drafted, findings or {*chain(*actual, *drafted)})
+    return label_score(_drawn(known, units), counts, average, "f1") if known else None
 
 
-def _share_of(column: str) -> SumsOf:
+def _share_of(column: str, rows: Sequence[Row], units: Units = "patients") -> PatientSums | None:
     """Share of what counts, of which a column has [those that are so, all] of each report."""
-
-    def share(rows: Sequence[Row], units: Units = "patients") -> PatientSums | None:
-        known = [row for row in rows if row.get(column) is not None]
-        return patient_sums(_drawn(known, units), [row[column] for row in known], _ratio) if known else None
-
-    return share
+    known = [row for row in rows if row.get(column) is not None]
+    return patient_sums(_drawn(known, units), [row[column] for row in known], _ratio) if known else None
 
 
-def _labels(labeler: str, average: Average, metric: Metric, uncertain: bool = False) -> SumsOf:
+def _labels(
+    labeler: str, average: Average, metric: Metric, uncertain: bool, rows: Sequence[Row], units: Units = "patients"
+) -> PatientSums | None:
     """Agreement of a labeler's labels of both texts."""
-
-    def labels(rows: Sequence[Row], units: Units = "patients") -> PatientSums | None:
-        known = [row for row in rows if labeler in row.get("labels", ())]
-        if not known:
-            return None
-        codes = [row["labels"][labeler] for row in known]
-        counts = label_counts(classes_of(labeler), codes, CERTAIN_OR_NOT if uncertain else CERTAIN)
-        return label_score(_drawn(known, units), counts, average, metric)
-
-    return labels
+    known = [row for row in rows if labeler in row.get("labels", ())]
+    if not known:
+        return None
+    codes = [row["labels"][labeler] for row in known]
+    counts = label_counts(classes_of(labeler), codes, CERTAIN_OR_NOT if uncertain else CERTAIN)
+    return label_score(_drawn(known, units), counts, average, metric)
 
 
 SUMS: dict[str, SumsOf] = {
-    **{name: _share_of(name) for name in ("degree_accuracy", "change_accuracy")},
-    "finding_change_micro_f1": finding_f1("changes", "changes_in_text"),
-    "contradictions": _share_of("contradictions"),
-    **{f"bleu_{n}": _bleu(n) for n in (1, 2, 3, 4)},
-    **{name: mean_of(name) for name in ("rouge_l", "cider", "token_loss")},
-    "finding_f1": finding_f1("findings", "findings_in_text"),
-    "chexpert_rules_f1": _labels("chexpert-rules", "micro", "f1"),
-    "ctrate_rules_f1": _labels("ctrate-rules", "micro", "f1"),
-    **{name: _labels(*of) for name, of in EFFICACY.items()},
+    **{name: partial(_share_of, name) for name in ("degree_accuracy", "change_accuracy")},
+    "finding_change_micro_f1": partial(finding_f1, "changes", "changes_in_text"),
+    "contradictions": partial(_share_of, "contradictions"),
+    **{f"bleu_{n}": partial(_bleu, n) for n in (1, 2, 3, 4)},
+    **{name: partial(mean_of, name) for name in ("rouge_l", "cider", "token_loss")},
+    "finding_f1": partial(finding_f1, "findings", "findings_in_text"),
+    "chexpert_rules_f1": partial(_labels, "chexpert-rules", "micro", "f1", False),
+    "ctrate_rules_f1": partial(_labels, "ctrate-rules", "micro", "f1", False),
+    **{name: partial(_labels, *of) for name, of in EFFICACY.items()},
 }
 """By the score's name in the registry."""

@@ -113,10 +113,7 @@ class ClassifierConfig(ImageModelConfig):
 
 
 class Classifier(nn.Module):
-    """Mean of the pooled features of a study's slices (or of a volume), and a linear head.
-
-    timm backbones pool in their own way; CvT's features are the mean token, normalised to mean 0 and variance 1.
-    """
+    """Mean of the pooled features of a study's slices (or of a volume), and a linear head."""
 
     def __init__(self, encoder: SliceEncoder | VolumeEncoder, seed: int):
         super().__init__()
@@ -155,10 +152,7 @@ def bare_classifier(config: ClassifierConfig, local_paths: Mapping[str, Path | N
 
 
 def build_classifier(config: ClassifierConfig, local_paths: Mapping[str, Path | None] | None = None) -> PeftModel:
-    """Build the classifier, whose exchanged parameters are the common start w0 of all sites, by ``config.seed`` alone.
-
-    Called with an ImageBatch it gives logits (B, 2). ConfigError where encoder, weights or targets do not fit.
-    """
+    """Build the classifier, whose exchanged parameters, the common start w0, follow from ``config.seed``."""
     classifier, targets = bare_classifier(config, local_paths), config.adapted_layers
     if config.adapter == "ia3":
         return add_ia3(classifier, targets=targets, extra=_HEAD).eval()

@@ -112,10 +112,7 @@ class CrossDecoder:
 
 
 class PrefixDecoder(nn.Module):
-    """Decodes ``[image tokens (M), BOS, prompts (D), report]`` as one sequence by a causal language model ``lm``.
-
-    Masked image tokens take no position and are attended to by nothing.
-    """
+    """Decodes ``[image tokens (M), BOS, prompts (D), report]`` as one sequence by a causal language model ``lm``."""
 
     def __init__(self, lm: Any):
         super().__init__()

@@ -171,9 +171,8 @@ class NoPooling(nn.Module):
 
 
 class PriorMarks(nn.Module):
-    """Marks features of the visit before with their kind and with the days between, by fixed codes without any weight.
-
-    The codes depend on the width alone, so all sites have the same; the decoder's adapters learn to use them.
+    """Marks features of the visit before with their kind and the days between, by codes without weights, equal at all
+    sites.
     """
 
     def __init__(self, width: int):

@@ -112,9 +112,8 @@ class VisionLanguageGenerator(ReportGenerator):
     def inputs(
         self, batch: ImageBatch, prompts: Tensor | None = None, rows: Sequence[int] | None = None
     ) -> dict[str, Tensor]:
-        """The model's inputs for B conversations (or those of ``rows``) up to the answer, padded on the left.
-
-        ``prompts`` are findings as :attr:`diagnosis` gives them, for the last turn.
+        """The inputs of B conversations (or ``rows`` of them) up to the answer, with the findings of ``prompts`` in the
+        last turn.
         """
         findings = [""] * len(batch.images) if prompts is None else self.diagnosis.to_words(prompts)
         wanted = range(len(batch.images)) if rows is None else rows

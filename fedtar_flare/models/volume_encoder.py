@@ -29,11 +29,7 @@ _NAMES = ((re.compile(r"^module\."), ""), (re.compile(r"\.mlp\.fc([12])\."), r".
 
 
 class VolumeEncoder(EvalEncoder):
-    """Features of whole volumes: the mean of the last feature map, normalised over channels.
-
-    ``feature_size``, a multiple of 12, is the channels of the first stage; ``window_size`` is in tokens along each
-    axis.
-    """
+    """Features of whole volumes: the mean of the last feature map, normalised over channels."""
 
     def __init__(self, feature_size: int, window_size: int, hu_window: HUWindow):
         if find_spec("einops") is None:  # MONAI itself says so only when the first volume comes

@@ -130,10 +130,7 @@ def check_tensor_names(names: Collection[Any]) -> None:
 
 
 def check_inbound(tensors: Any) -> None:
-    """Refuse what no server of this package sends: all but None and few finite dense float32 tensors by name.
-
-    Whether names and shapes are right is the method's to check.
-    """
+    """Refuse what no server of this package sends: all but None and few finite dense float32 tensors by name."""
     if tensors is None:
         return
     if not isinstance(tensors, Mapping):
@@ -280,11 +277,7 @@ def shapes_as_sent(shapes: Shapes, tensors: object) -> dict[str, tuple[int, ...]
 
 
 def padded(update: Tensors, weights: Tensors) -> dict[str, torch.Tensor]:
-    """Give a site's difference the shapes of the weights.
-
-    The parts of A and B that the site lacks are zero there, so their difference is minus the weights. A tensor that is
-    not sent, A where it is frozen, has not changed.
-    """
+    """Give a site's difference the weights' shapes: minus them where its A and B end, 0 for what is not sent."""
     whole = {name: -value if name in update else torch.zeros_like(value) for name, value in weights.items()}
     for name, part in update.items():
         whole[name][tuple(map(slice, part.shape))] = part

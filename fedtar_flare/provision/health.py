@@ -1,8 +1,4 @@
-"""Whether a site or a server is alive and ready, for probes of containers and clusters (``fedtar health KIT``).
-
-A site listens at no port, so its process writes the times of its heartbeats to a file; a server is asked for a
-connection.
-"""
+"""Whether a site or server is alive and ready, for probes; a site writes its heartbeats' times, a server is called."""
 
 from __future__ import annotations
 

@@ -94,10 +94,7 @@ def complete(
 def site_policy(
     methods: Sequence[str], extra_names: Sequence[str] = (), filters: Sequence[Mapping[str, Any]] = ()
 ) -> dict[str, Any]:
-    """``local/privacy.json``: the methods that the site allows (empty: none), and the filters that run with every job.
-
-    A method that is installed later needs the site's own decision; the guard has the last word.
-    """
+    """``local/privacy.json``: the methods that the site allows (empty: none), and the filters of every job."""
     names = {"extra_names": list(extra_names)} if extra_names else {}
     guard = {"path": GUARD, "args": {"methods": list(methods), **names}}
     return {

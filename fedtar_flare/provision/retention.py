@@ -21,10 +21,7 @@ logger = logging.getLogger(__name__)
 
 
 class Retention:
-    """Starts ``python -m fedtar_flare.provision.retention KIT`` at the first call and then once a day.
-
-    The site's own process stays small: reading the site file and deleting need libraries that it has not loaded.
-    """
+    """Starts ``python -m fedtar_flare.provision.retention KIT``, for the libraries that deleting needs, once a day."""
 
     def __init__(self) -> None:
         self._last = -EVERY

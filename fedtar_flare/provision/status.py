@@ -20,10 +20,7 @@ CONNECT_SECONDS = 20.0
 
 @contextlib.contextmanager
 def open_session(kit: Path) -> Iterator[Any]:
-    """FLARE's session of the admin user whose startup kit this is, closed at the end.
-
-    ConfigError if it is no admin's kit, FedTARError (here and below) if the server does not answer or refuses.
-    """
+    """FLARE's session of the admin user whose kit this is; FedTARError if the server does not answer or refuses."""
     from nvflare.fuel.flare_api.flare_api import new_secure_session
 
     user = admin_of(kit)

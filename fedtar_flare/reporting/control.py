@@ -7,7 +7,6 @@ from pathlib import Path
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.files import read_json, write_json
-from fedtar_flare.registry import method
 from fedtar_flare.reporting.run import Run
 from fedtar_flare.reporting.scores import Row, overall
 
@@ -19,11 +18,7 @@ SHIPPED = Path(__file__).with_name(CONTROL_FILE)
 
 def joined(run: Run) -> bool:
     """Whether several hospitals learn from each other; a method that this version does not know is assumed to share."""
-    try:
-        shares = method(run.start.method).contract.shares
-    except ConfigError:
-        shares = True
-    return shares and len(run.start.sites) > 1
+    return (run.method is None or run.method.contract.shares) and len(run.start.sites) > 1
 
 
 def control_of(run: Run) -> Row | None:

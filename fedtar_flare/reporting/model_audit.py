@@ -8,7 +8,7 @@ from pydantic import Field
 
 from fedtar_flare.core.files import read_json
 from fedtar_flare.core.settings import Settings, build
-from fedtar_flare.core.text import plain
+from fedtar_flare.core.text import columns, plain
 
 SUMMARY = "model-audit-{site}.json"  # a site's, in the folder of the run
 STEP = 0.05  # to a multiple of which every share of a summary is rounded
@@ -65,8 +65,7 @@ def table(audit: Mapping[str, Any]) -> list[str]:
     shown = [name for name in MEASURES if any(of_part[name] is not None for of_part in values.values())]
     rows = [("", *(MEASURES[name] for name in shown))]
     rows += [(part, *_cells(of_part, shown)) for part, of_part in values.items()]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines = columns(rows)
     for part, of in audit["parts"].items():
         words = [str(of[group]["longest_other"]) for group in ("training", "held_out") if group in of]
         more = f"; longest phrase of another patient (training, held-out): {', '.join(words)} words" if words else ""

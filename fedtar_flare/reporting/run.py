@@ -24,7 +24,7 @@ from fedtar_flare.record.events import (
     Validation,
 )
 from fedtar_flare.record.log import ROUNDS_FILE, best_round, of_kind, read_events, scored_round
-from fedtar_flare.registry import method
+from fedtar_flare.registry import Method, method
 
 __all__ = ["Run"]
 
@@ -110,21 +110,22 @@ class Run:
         return best_round(self.validations)
 
     @property
+    def method(self) -> Method | None:
+        """The run's method; None where this version does not know it."""
+        return _known_method(self.start.method)
+
+    @property
     def reports(self) -> bool:
         """Whether the run's method writes reports; an unknown method is assumed to."""
-        try:
-            return method(self.start.method).reports
-        except ConfigError:
-            return True
+        return self.method is None or self.method.reports
 
     @property
     def site_settings(self) -> dict[str, Any]:
         """The sites' settings by group with their defaults; as in the job where this version refuses them."""
-        if (given := self.start.settings.get("sites")) is None:
-            return {}
+        if (given := self.start.settings.get("sites")) is None or self.method is None:
+            return dict(given or {})
+        kinds = dict(self.method.settings) | ({"training": TrainingConfig, "lora": LoRAConfig} if self.reports else {})
         try:
-            kinds = dict(method(self.start.method).settings)
-            kinds |= {"training": TrainingConfig, "lora": LoRAConfig} if self.reports else {}
             return given | {group: build(kind, given.get(group), group).to_dict() for group, kind in kinds.items()}
         except ConfigError:
             return dict(given)
@@ -154,11 +155,8 @@ def read_run(folder: Path | str) -> Run:
     if not starts and not isinstance(events[0], End):  # a run that fails in the handshake has only an end
         raise FedTARError(f"{folder / ROUNDS_FILE}: there is no event 'start' before the event '{events[0].kind}'")
     start = starts[-1] if starts else Start(method="", run_id="", time_steps=0, rounds=0)
-    try:
-        known = method(start.method)
-        kinds, title = known.events, known.contract.title
-    except ConfigError:
-        kinds, title = (), start.method or "Federated run"
+    known = _known_method(start.method)
+    kinds, title = (known.events, known.contract.title) if known else ((), start.method or "Federated run")
     return Run(
         folder=folder,
         start=start.model_copy(update={"first_round": min((s.first_round for s in starts), default=1)}),
@@ -175,6 +173,13 @@ def read_run(folder: Path | str) -> Run:
             for t, sites in sorted(event.periods.items())
         },
     )
+
+
+def _known_method(name: str) -> Method | None:
+    try:
+        return method(name)
+    except ConfigError:
+        return None
 
 
 def latest(events: Iterable[Kind]) -> list[Kind]:

@@ -5,9 +5,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.record.events import Step
-from fedtar_flare.registry import method
 from fedtar_flare.reporting.format import significant
 from fedtar_flare.reporting.plots import Chart, Figure, Series
 from fedtar_flare.reporting.render import render
@@ -43,11 +41,7 @@ MakeSection = Callable[[Run], Section | None]  # None where the run has nothing 
 
 def method_sections(run: Run) -> list[Section]:
     """The sections of the run's method; none where this version does not know the method."""
-    try:
-        makers: Sequence[MakeSection] = method(run.start.method).sections
-    except ConfigError:
-        return []
-    return made(run, makers)
+    return made(run, run.method.sections if run.method else ())
 
 
 def made(run: Run, makers: Sequence[MakeSection]) -> list[Section]:

@@ -15,10 +15,8 @@ from fedtar_flare.reporting.section import Section, method_sections
 
 
 def verdict(run: Run, sections: Sequence[Section] = ()) -> list[str]:
-    """Which scores improved or fell and by how much, from the warm start to the round shown.
-
-    Sentences on the shared adapter alone and on the round that is kept may follow. Of a method that classifies images,
-    the verdict are the lines of its ``sections``.
+    """Which scores improved or fell and by how much, from the warm start to the round shown; of a classifier, its
+    ``sections``' lines.
     """
     if not run.reports:
         lines = [(label, *text.rpartition(", ")[::2]) for section in sections for label, text in section.lines]

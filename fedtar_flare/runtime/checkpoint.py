@@ -1,7 +1,4 @@
-"""The server's checkpoints: weights, the method's state and the round, in one file each.
-
-Files are written whole or not at all, with a checksum, so a damaged file costs one round, never the run.
-"""
+"""The server's checkpoints, one file each, whole or not at all: a damaged file costs one round, never the run."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -121,10 +118,7 @@ class RunCheckpoints:
         return checkpoint, problems
 
     def carry_over(self, resumed: Checkpoint, *, is_best: bool) -> Checkpoint | None:
-        """Copy the resumed job's checkpoint and its best one to this job; returns the best.
-
-        Where the resumed one is the best, it is also written as the best: the server may have died just before that.
-        """
+        """Copy the resumed job's checkpoint and its best one to this job; returns the best."""
         file = self._source().folder / BEST
         best = resumed if is_best else load(file) if file.is_file() else None
         self.save(resumed, best=is_best)

@@ -100,12 +100,7 @@ ReplyHandler = Callable[[str, Reply, Tensors], None]
 
 
 class Exchange:
-    """Sends tasks and accounts for the answers.
-
-    ``run`` is the controller, through which messages go. It is imported by no part of it, and so has no type here.
-
-    A malformed answer of any kind is refused and recorded; a fault of the server itself (a full disk) stops the job. A
-    site that missed a time limit is not waited for again until it has answered something.
+    """Sends tasks and accounts for the answers; ``run`` is the controller, through which messages go.
 
     With ``wait_seconds`` a training task goes on without its slow sites. It stays open for them, since FLARE's client
     drops the answer to a closed one; they get no other task meanwhile, and :meth:`add_late_answers` adds what they
@@ -188,9 +183,8 @@ class Exchange:
         return answers
 
     def add_late_answers(self, answers: Answers, header: TaskHeader, on_reply: Callable[..., None]) -> None:
-        """Add late answers to this step of an earlier round, of sites that have no answer of their own.
-
-        ``on_reply`` gets the tensors that the earlier round sent down, ``sent``, too.
+        """Add late answers to this step of an earlier round, and what it ``sent``, of sites that have no answer of
+        their own.
         """
         for site in sorted(self._late):
             late, model, sent = self._late[site]
@@ -215,11 +209,7 @@ class Exchange:
             return set(self._working)
 
     def _is_over(self, task: str, answers: Answers, targets: Sequence[str], start: float, limit: float) -> bool:
-        """Whether a task ends though FLARE has open ones.
-
-        With ``wait_seconds`` FLARE's tasks stay open for slow sites. Else FLARE's tasks are cancelled where only silent
-        sites are left, or the server could not keep an answer.
-        """
+        """Whether a task ends though FLARE has open ones; cancels them where only silent sites or a fault are left."""
         self.stop_if_aborted()
         seconds, wait = time.monotonic() - start, self.run.config.wait_seconds
         with self._lock:

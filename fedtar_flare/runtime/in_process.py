@@ -1,7 +1,6 @@
 """A federation in one process: the method's own controller and executors, without FLARE's processes and network.
 
-Every message still passes FLARE's ``FLModelUtils`` and the site's outbound guard, so the numbers are those of the
-simulator. What only processes can show is missing: time limits, lost connections, TensorBoard.
+Every message still passes FLARE's ``FLModelUtils`` and the site's outbound guard.
 """
 
 import copy
@@ -34,11 +33,7 @@ LocalSite = Callable[[str, Shareable], "Shareable | None"]
 
 
 class InThisProcess(FederatedController):
-    """The controller, which delivers its messages in this process.
-
-    ``folder`` stands for the server's run folder; ``joins`` has the rounds in which late sites connect; ``settings``
-    are those of :class:`FederatedController`.
-    """
+    """The controller, its messages delivered in this process; ``joins`` has the rounds in which late sites connect."""
 
     def __init__(
         self, folder: Path, sites: Mapping[str, LocalSite], joins: Mapping[str, int] | None = None, **settings: Any
@@ -142,10 +137,7 @@ def site_context(
 
 
 class ExecutorSite:
-    """A site that runs its tasks in an executor of its own, behind its outbound guard.
-
-    ``workspace`` stands for FLARE's workspace of the site; ``others`` are arguments of :func:`site_context`.
-    """
+    """A site that runs its tasks in an executor of its own, behind its outbound guard; ``workspace`` is FLARE's."""
 
     def __init__(self, name: str, executor: SiteExecutor, workspace: Path, **others: Any):
         self.name, self.executor, self.workspace, self.others = name, executor, workspace, others

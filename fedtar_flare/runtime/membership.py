@@ -10,7 +10,7 @@ from typing import Any
 
 from fedtar_flare.core.errors import ExchangeError, FedTARError
 from fedtar_flare.core.files import coarse_checksums, coarsely_equal
-from fedtar_flare.core.text import plain
+from fedtar_flare.core.text import columns, plain
 from fedtar_flare.protocol.contract import HANDSHAKE
 from fedtar_flare.protocol.exchange import MASTER_DTYPE, ExchangeSchema, Tensors, check_tensors
 from fedtar_flare.protocol.messages import Reply, compatible, version
@@ -53,10 +53,8 @@ class Membership:
         self._announced: dict[str, Any] = {}
 
     def gather(self, weights: Tensors | None) -> tuple[Tensors, Answers]:
-        """Open the run with all connected sites; the weights to start from, and what the sites answered.
-
-        Without ``weights`` they are initial ones of a site. :class:`FedTARError` where fewer than ``min_sites`` take
-        part or agree, or nobody gives initial weights.
+        """Open the run with all connected sites; the weights to start from (a site's without any given), and the
+        answers.
         """
         config, live = self.run.config, self.run.exchange.live_sites()
         source = config.initial_site or (live[0] if live else "")
@@ -236,5 +234,4 @@ def disagreement_table(values: Mapping[str, Row]) -> str:
         cells = [plain(values[site].get(name, "(missing)")) for site in sites]  # a site must not write lines of the log
         if len(set(cells)) > 1:
             rows.append([name, *cells])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return "\n".join(columns(rows))

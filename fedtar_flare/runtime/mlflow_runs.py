@@ -1,7 +1,4 @@
-"""Writes scalars to MLflow by FLARE's receiver, which makes an MLflow run for each site that a job begins with.
-
-Here the server's own curves have a run too, and so have sites that come later.
-"""
+"""Writes scalars to MLflow by FLARE's receiver, also those of the server and of sites that come later."""
 
 from typing import Any
 

@@ -245,10 +245,7 @@ class MethodRecipe(Recipe):
 
 
 class _Job(FedJob):
-    """A job whose folder is the same for equal recipes, however it is submitted, so that an approval holds for it.
-
-    FLARE keeps filters' tasks as sets; ``nvflare job submit`` writes configurations anew, indented by two.
-    """
+    """A job whose folder is the same for equal recipes, as approvals need; FLARE keeps filters' tasks as sets."""
 
     def __init__(self, contract: Contract, **arguments: Any):
         super().__init__(**arguments)

@@ -1,21 +1,21 @@
 """``ReportSite``: a site that trains a report generator, and does the three shared tasks."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from fedtar_flare.core.errors import ConfigError, ExchangeError
 from fedtar_flare.core.files import checksum
 from fedtar_flare.core.settings import Settings, build
-from fedtar_flare.data.cohort import shown_visits
+from fedtar_flare.data.cohort import Cohort, shown_visits
 from fedtar_flare.data.minimum_cell import round_loss
 from fedtar_flare.learning.config import DataConfig, LoRAConfig, TrainingConfig
-from fedtar_flare.learning.learner import ReportLearner
+from fedtar_flare.learning.learner import ReportLearner, Validated
+from fedtar_flare.models.adapters.lora import require_modest
 from fedtar_flare.models.config import preset as model_preset
+from fedtar_flare.models.report_generator import ReportGenerator
 from fedtar_flare.models.weights import with_fingerprint
 from fedtar_flare.protocol.contract import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.protocol.exchange import WIRE_DTYPES
@@ -25,20 +25,14 @@ from fedtar_flare.runtime.requirements import AdaptedModel, report_request
 from fedtar_flare.runtime.site_learner import (
     build_learner,
     charge,
-    load_weights,
     may_be_private,
     may_score,
-    may_share_batches,
     score_drafts,
+    with_canaries,
 )
 from fedtar_flare.runtime.site_strategy import Handler, SiteStrategy, require_exchange, require_start
 from fedtar_flare.runtime.task import Answer, Task, missing_state
 from fedtar_flare.site.admission import JobRequest
-
-if TYPE_CHECKING:
-    from fedtar_flare.data.cohort import Cohort
-    from fedtar_flare.learning.learner import Validated
-    from fedtar_flare.models.report_generator import ReportGenerator
 
 __all__ = ["ReportSite"]
 
@@ -88,8 +82,10 @@ class ReportSite(SiteStrategy):
         return self.method.learner or ReportLearner
 
     def shares_batches(self) -> bool:
-        """A learner whose batches can be shared can share all else."""
-        return may_share_batches(self.learner_class) and self.settings.training.noise_multiplier is None
+        """Batches can be shared, and so all else, where the learner sums them as every learner does, or says so."""
+        kind = self.learner_class
+        sums_alike = kind.shares_batches or kind._accumulate is ReportLearner._accumulate
+        return sums_alike and self.settings.training.noise_multiplier is None
 
     def learner_settings(self, task: Task) -> dict[str, Any]:
         """Choose further arguments of :attr:`learner_class`.
@@ -117,11 +113,7 @@ class ReportSite(SiteStrategy):
 
     def work(self) -> str:
         """How many updates, of how many reports."""
-        training = self.settings.training
-        share = f"{100 * (training.local_epochs or 0):g} % of its training visits in"
-        much = f"{training.local_steps} updates" if training.local_epochs is None else f"{share} updates"
-        much = f"as many as fit into {training.seconds:g} s of {much}" if training.seconds else much
-        return f"{much} of {training.batch_size} reports a training task"
+        return f"{self.settings.training.work()} a training task"
 
     def adapted_model(self, time_steps: int) -> AdaptedModel:
         """The report generator; a method adds what it trains for itself."""
@@ -266,8 +258,6 @@ class ReportSite(SiteStrategy):
         begins = task.cohort if header.arrived is None else task.cohort.until(header.arrived + 1)
         self.at_handshake(replace(task, cohort=begins))
         learner = self._learner_of(task)
-        if task.weights:
-            load_weights(task, learner)
         if state.latest(header.after) is None:
             task.save_private(learner, version(0, 0))
         if task.on_opened:
@@ -302,8 +292,6 @@ class ReportSite(SiteStrategy):
             return abstain(header, f"the task's updates would be made from fewer than {least} patients"), None
         # 2. The learner, as the weights that came down and the site's private state make it.
         learner = self._learner_of(task, cohort)
-        if task.contract.task(TRAIN).down:
-            load_weights(task, learner)
         task.load_private(learner)
         further = self.before_training(task, learner)
         seed = task.seed(TRAIN, cohort)
@@ -311,12 +299,8 @@ class ReportSite(SiteStrategy):
         if private and not charge(task, settings.draw_rate(visits), updates):
             return abstain(header, "the privacy budget of per-patient DP-SGD is spent"), None
         # 3. Local updates.
-        if planted := task.config.canaries:
-            from fedtar_flare.learning.canaries import canaries
-
-            task.logger.info(f"trained on {planted} made-up patients too (canaries): for a trial, not for use")
-            made_up = canaries(cohort, header.run_id, planted, learner.tokenizer, task.state.folder)
-            learner.cohort = cohort.with_samples([*cohort.samples(None), *made_up])
+        if task.config.canaries:
+            learner.cohort = with_canaries(task, cohort, learner)
         result = learner.train(steps, seed, task.on_update(updates), updates, fewest)
         learner.cohort = cohort
         task.site.stop_if_aborted()
@@ -346,8 +330,6 @@ class ReportSite(SiteStrategy):
         if not state.may_answer(f"close {header.round}", self.closed_from(task), task.cohort.digest()):
             return abstain(header, f"round {header.round} was closed already, with other weights or patients"), None
         learner = self._learner_of(task, self._arrived(task, task.cohort))
-        if task.contract.task(CLOSE_ROUND).down:
-            load_weights(task, learner)
         task.load_private(learner)
         # 2. Validation, and what the method adds.
         numbers: dict[str, float] = {}
@@ -372,9 +354,9 @@ class ReportSite(SiteStrategy):
         return cohort.until(task.header.time_steps if arrived is None else arrived, share)
 
     def _learner_of(self, task: Task, cohort: Cohort | None = None) -> ReportLearner:
-        """The site's learner, built once per process and run, with a task's patients (or ``cohort``), bounds and rate.
+        """The site's learner, built once per process and run, with a task's patients (or ``cohort``) and its weights.
 
-        Its weights are those of the task before.
+        ExchangeError for an adapter beyond the site's bound, which trains on nothing.
         """
         header, site, cohort = task.header, task.site, cohort or task.cohort
         if self.learner is None or self._learner_key != (header.run_id, site.name):
@@ -383,13 +365,19 @@ class ReportSite(SiteStrategy):
             self._learner_key = (header.run_id, site.name)
             task.state.note_precision(self.learner.precision)
         rounds = header.rounds_per_period or header.rounds
-        return self.learner.with_task(
+        learner = self.learner.with_task(
             cohort,  # a visit added or withdrawn since the task before counts from this one on
             min_cell=task.min_cell,
             checkpoint=site.stop_if_aborted,
             newest_step=None if header.arrived is None else max(1, header.arrived),
             rate=self.settings.training.rate_of((max(1, header.round) - 1) % rounds + 1, rounds),
         )
+        if task.weights or (task.name != HANDSHAKE and task.contract.task(task.name).down):
+            learner.load_shared(task.weights)
+            most = task.config.policy.max_adapter_norm
+            if most is not None and learner.equal_layers:
+                require_modest(learner.model, learner.adapter, most)
+        return learner
 
     def evaluate(self, task: Task, learner: ReportLearner) -> dict[str, Any]:
         """Score the drafts for the patients that the task names.

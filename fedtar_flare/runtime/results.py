@@ -54,9 +54,8 @@ _LIMITS = {name: score.most for name, score in SCORES.items()} | _OF_FINDING
 
 
 def check_scores(reply: Reply, time_steps: int) -> None:
-    """Refuse scores that no site of a run of T steps can have, and malformed counts of left-out studies, by field.
-
-    Scores in the reply are replaced by :class:`SiteScores`, so that they are in memory once.
+    """Refuse scores or counts that no site of a run of T steps can have; :class:`SiteScores` take their place in the
+    reply.
     """
     for name in ("scores", "scores_generic"):
         if name not in reply.payload:
@@ -86,9 +85,8 @@ def check_scores(reply: Reply, time_steps: int) -> None:
 
 
 class Results:
-    """Writes ``<server run folder>/fedtar/`` as the run goes.
+    """Writes ``<server run folder>/fedtar/`` as the run goes; ``kit`` is the server's folder, where alarms go.
 
-    ``scalar`` takes (tag, value, step) for TensorBoard; ``kit`` is the server's folder, where alarms go;
     ``newest_is_best``: rounds are validated on visits of their own period, so that their losses cannot be compared.
     """
 
@@ -216,9 +214,7 @@ class Results:
         logger.info(f"round {r}: validation loss {shown}")
 
     def evaluation(self, r: int, answers: Answers, ahead: Collection[int] = ()) -> None:
-        """Record the scores that came with the answers, if any; those of the periods ``ahead``, of which nothing is
-        learnt yet, also for the whole run.
-        """
+        """Record the answers' scores, if any; those of the periods ``ahead``, yet unlearnt, also for the whole run."""
         replies = sorted(answers.replies.items())
         scores, generic = (
             {site: reply.payload[name] for site, reply in replies if reply.payload.get(name)}
@@ -279,9 +275,7 @@ class Results:
         return {"validations": validations, "metrics": self._metrics, "ahead": self._ahead}
 
     def restore(self, info: Mapping[str, Any], comparable: bool = True) -> None:
-        """Restore :meth:`progress` of the run that is resumed; its validation losses only if they are ``comparable``,
-        since visits of a new period change them.
-        """
+        """Restore :meth:`progress`; losses only if ``comparable``, since visits of a new period change them."""
         entries = info.get("validations", ()) if comparable else ()
         self._validations = [Validation.model_validate(entry) for entry in entries]
         self._choose_best()

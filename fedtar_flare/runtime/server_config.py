@@ -89,6 +89,6 @@ class ServerConfig(Settings):
     def fixed(self) -> dict[str, Any]:
         """List the settings that a resumed run must share; those of special runs only where they are set."""
         fixed = {name: getattr(self, name) for name in ("num_rounds", "time_steps", "weighting", "seed")}
-        more = {"rounds_per_period": self.rounds_per_period, "unseen": list(self.unseen)}
-        aggregation = {} if self.aggregation == "mean" else {"aggregation": self.aggregation}
-        return fixed | {name: value for name, value in more.items() if value} | aggregation
+        special = {"rounds_per_period": self.rounds_per_period, "unseen": list(self.unseen)}
+        special |= {"aggregation": self.aggregation if self.aggregation != "mean" else ""}
+        return fixed | {name: value for name, value in special.items() if value}

@@ -24,9 +24,8 @@ from fedtar_flare.site.state import SiteState
 def train_shadow(
     cohort: Cohort, run: Mapping[str, Any], rounds: int, *, site: Site, config: SiteConfig, model: Mapping[str, Any]
 ) -> SiteModel:
-    """Train again, at this site alone, the model of a run's training tasks, from the run's start on.
-
-    Each task's update is added whole. No privacy budget is charged, and nothing stays on disk.
+    """Train a run's training tasks again, from its start on, at this site alone and on no budget; nothing stays on
+    disk.
     """
     if (job := run.get("job")) is None or job["rounds_per_period"]:
         raise ConfigError("--shadows: a run whose visits arrived by periods is not repeated")

@@ -97,10 +97,7 @@ def simulate(
 
 
 def site_names(sites: int | str | Sequence[str]) -> list[str]:
-    """Name the sites of a simulation: ``site-1``, ``site-2``, ... for a number, or the names, in a text by commas.
-
-    :class:`ConfigError` for no site, a name twice, or a name that cannot be a folder of the workspace.
-    """
+    """Name the sites of a simulation: ``site-1``, ``site-2``, ... for a number, or the names, in a text by commas."""
     if isinstance(sites, int) or (isinstance(sites, str) and sites.lstrip("-").isdecimal()):
         sites = int(sites)
         names = [f"site-{i}" for i in range(1, sites + 1)]

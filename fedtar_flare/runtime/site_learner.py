@@ -1,26 +1,16 @@
-"""The learner of a site that trains a report generator: built, charged, its drafts scored."""
+"""The learner of a site that trains a report generator: built, charged, shown canaries, its drafts scored."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.files import checksum
+from fedtar_flare.data.cohort import Cohort, Split
 from fedtar_flare.learning.learner import ReportLearner
-from fedtar_flare.models.adapters.lora import require_modest
 from fedtar_flare.protocol.contract import CLOSE_ROUND
 from fedtar_flare.protocol.exchange import Tensors
 from fedtar_flare.runtime.requirements import AdaptedModel, require_memory
 from fedtar_flare.runtime.task import Task
 from fedtar_flare.site.cohort import labeler_of_site
-
-if TYPE_CHECKING:
-    from fedtar_flare.data.cohort import Cohort, Split
-
-
-def may_share_batches(kind: type[ReportLearner]) -> bool:
-    """Whether several processes may share a batch: not where the class sums it in its own way, unless it says so."""
-    return kind.shares_batches or kind._accumulate is ReportLearner._accumulate
 
 
 def may_be_private(kind: type[ReportLearner]) -> bool:
@@ -32,10 +22,7 @@ def may_be_private(kind: type[ReportLearner]) -> bool:
 def build_learner(
     kind: type[ReportLearner], task: Task, cohort: Cohort, adapted: AdaptedModel, **others: Any
 ) -> ReportLearner:
-    """Build the learner of a run, unless the site has not the memory, or the warm start has seen its test patients.
-
-    ``others`` are arguments of the learner's class besides those of every learner.
-    """
+    """Build the learner of a run, unless the site has not the memory, or the warm start has seen its test patients."""
     from fedtar_flare.imaging.augment import change_of
     from fedtar_flare.learning.clinical_start import refuse_known_tests
 
@@ -65,19 +52,18 @@ def build_learner(
     )
 
 
-def load_weights(task: Task, learner: ReportLearner) -> None:
-    """Load what came down; ExchangeError for an adapter beyond the site's bound, which trains on nothing."""
-    learner.load_shared(task.weights)
-    most = task.config.policy.max_adapter_norm
-    if most is not None and learner.equal_layers:
-        require_modest(learner.model, learner.adapter, most)
+def with_canaries(task: Task, cohort: Cohort, learner: ReportLearner) -> Cohort:
+    """The cohort with the made-up patients that the site file asks for."""
+    from fedtar_flare.learning.canaries import canaries
+
+    number = task.config.canaries
+    task.logger.info(f"trained on {number} made-up patients too (canaries): for a trial, not for use")
+    made_up = canaries(cohort, task.header.run_id, number, learner.tokenizer, task.state.folder)
+    return cohort.with_samples([*cohort.samples(None), *made_up])
 
 
 def charge(task: Task, rate: float, updates: int) -> bool:
-    """Count updates of per-patient DP-SGD before they are made; False where they are beyond the site's budget.
-
-    ``rate`` is each patient's probability of being in one of them. Without noise nothing is counted.
-    """
+    """Count updates that each patient is in with probability ``rate`` before they are made; False beyond the budget."""
     from fedtar_flare.core.files import locked
     from fedtar_flare.site.accountant import PATIENT_FILE, PatientLedger
 

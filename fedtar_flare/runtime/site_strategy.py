@@ -34,11 +34,7 @@ Handler = Callable[[Task], Answer]
 
 
 class SiteStrategy(ABC):
-    """A method at a site: it does the tasks that an executor opens, and asks nothing back.
-
-    ``groups`` are the settings that the job gives, by group; :class:`ConfigError` for one that is unknown or not
-    allowed.
-    """
+    """A method at a site: it does the tasks that an executor opens, and asks nothing back."""
 
     shared_groups: ClassVar[tuple[str, ...]] = ("model", "lora", "training", "data")
     """Groups of settings besides the method's own."""
@@ -170,9 +166,8 @@ class SiteStrategy(ABC):
 
     # ------------------------------------------------------------------ what the tasks share
     def agreement(self, task: Task, start: Tensors) -> Reply:
-        """Fix what the run exchanges and its time steps, and make the reply of a handshake.
-
-        ``start`` is the shared part with which the run begins.
+        """Fix what the run exchanges (``start`` is the shared part) and its time steps, and make the reply of a
+        handshake.
         """
         header, cohort, least = task.header, task.cohort, task.min_cell
         schema = ExchangeSchema.of(start, self.settings.lora.dtype_up)

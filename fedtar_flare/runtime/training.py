@@ -53,9 +53,8 @@ ROW_NORM = 3**-0.5
 
 
 class TrainingStep:
-    """The updates of one training task of round r.
-
-    The aggregate is added to ``weights``; ``down`` are those and the method's further tensors.
+    """The updates of one training task of round r, which sent ``down`` the ``weights`` and the method's further
+    tensors.
     """
 
     def __init__(self, run: Any, weights: Tensors, down: Tensors, r: int):
@@ -80,10 +79,7 @@ class TrainingStep:
         """Sites that answer n - 1 rounds late, so that they count 1 / n: n, and what they trained from."""
 
     def accept(self, site: str, reply: Reply, update: Tensors, sent: Tensors | None = None) -> None:
-        """Check and store the update of a site; ``sent`` is what it trained from, if not what this round sent down.
-
-        Raises :class:`ExchangeError`, which refuses it.
-        """
+        """Check and store the update of a site; ``sent`` is what it trained from, if not what this round sent down."""
         run, membership, sent = self.run, self.run.membership, self.down if sent is None else sent
         if not run.contract.shares:
             return

@@ -41,9 +41,7 @@ class HandedSite(Site):
 
 
 class Worker:
-    """Does a site's tasks as one rank; what it says, and its log, go to ``connection``: rank 0 alone sends points,
-    tensors and more than warnings.
-    """
+    """Does a site's tasks as one rank; rank 0 alone sends points, tensors and more than warnings to ``connection``."""
 
     def __init__(self, connection: Connection, ranks: Ranks):
         self._connection, self._lock, self._ranks = connection, threading.Lock(), ranks

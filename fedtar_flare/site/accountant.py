@@ -101,9 +101,7 @@ class Ledger:
 
 
 class PatientLedger:
-    """Updates of per-patient DP-SGD of one site by run, in a file like a :class:`Ledger`'s; the unit is the single
-    patient.
-    """
+    """Updates of per-patient DP-SGD of one site by run, like a :class:`Ledger`'s releases; the unit is the patient."""
 
     def __init__(self, file: Path, scope: str | None = None):
         self.file, self.scope = file, scope

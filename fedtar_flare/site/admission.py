@@ -84,10 +84,7 @@ def admit(request: JobRequest, bounds: Bounds) -> None:
 
 
 def breaches(request: JobRequest, bounds: Bounds) -> list[str]:
-    """List every bound that a job is beyond.
-
-    From here on nothing is fetched from a hub, unless the site allows it.
-    """
+    """List every bound that a job is beyond; from here on nothing is fetched from a hub, unless the site allows it."""
     if bounds.models_from == "list":
         stay_offline()
     reasons = []

@@ -192,10 +192,7 @@ def key_folder(config: SiteConfig | None, kit: Path | None) -> Path:
 
 
 def site_key(folder: Path) -> bytes:
-    """The site's secret for keyed hashes, made once and readable by its owner alone. Back it up: splits depend on it.
-
-    Raises DataError if the file is not a key.
-    """
+    """The site's secret for keyed hashes, made once and for its owner alone. Back it up: splits depend on it."""
     file = folder / KEY_FILE
     if not file.exists():
         private_folder(folder)

@@ -1,7 +1,4 @@
-"""Records that bind all jobs at a real site: one run for each job, and one layout of its data in cells.
-
-Both lie in the site's own folder, beside its audit, and belong to no single run.
-"""
+"""Records in the site's own folder that bind all jobs: one run for each, and one layout of its data in cells."""
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta

@@ -78,9 +78,8 @@ def verbatim(drafts: Texts, reports: Texts, trained: AbstractSet[str]) -> dict[s
 
 
 def membership_auc(scores: Mapping[str, float], members: AbstractSet[str]) -> tuple[float, float] | tuple[None, None]:
-    """AUC of recognising ``members`` by a higher score, and its standard error (Hanley and McNeil 1982).
-
-    None where either group is empty.
+    """AUC of recognising ``members`` by a higher score, and its error (Hanley and McNeil 1982); None without either
+    group.
     """
     mine = np.array([score for patient, score in scores.items() if patient in members])
     others = np.array([score for patient, score in scores.items() if patient not in members])

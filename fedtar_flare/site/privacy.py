@@ -121,8 +121,8 @@ class GaussianPrivacy(Filter):
         }
 
     def noisy_fields(self, declared: int, values: Mapping[Field, Any]) -> dict[str, Any]:
-        """Give the noisy fields of one message by name, as one release: ``declared`` is how many the task declares.
-        A list of numbers may be None and stays so.
+        """The noisy fields of a message by name, as one release of the ``declared`` number; a list of numbers may be
+        None.
         """
         settings, unit = self.settings, dict[Field, np.ndarray]()
         for field, value in values.items():

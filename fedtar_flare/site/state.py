@@ -46,11 +46,7 @@ def task_scores(step: int) -> str:
 
 
 class SiteState:
-    """Versions of one site's state in one run: ``<root>/<run_id>/<site>/<round>-<step>.safetensors``.
-
-    The server makes the run id, and its checkpoints carry it; the root lies outside of FLARE's run folder.
-
-    """
+    """Versions of one site's state in one run: ``<root>/<run_id>/<site>/<round>-<step>.safetensors``."""
 
     def __init__(self, root: Path | str, run_id: str, site: str):
         for kind, name, form in (("run_id", run_id, RUN_ID), ("site", site, SITE_NAME)):
@@ -62,10 +58,7 @@ class SiteState:
 
     # ------------------------------------------------------------------ versions and other files
     def save(self, version: str, tensors: Mapping[str, torch.Tensor], info: Mapping[str, Any], keep: str = "") -> None:
-        """Write a version atomically, then prune old ones.
-
-        Of the running round the last two versions stay, of the :data:`KEEP_ROUNDS` before it the last one each.
-        """
+        """Write a version, then prune: two of this round stay, and the last of the :data:`KEEP_ROUNDS` before."""
         if not _VERSION.fullmatch(version):
             raise ConfigError(f"state version '{version}' is not of the form 0001-02")
         self.write(version, tensors, info)
@@ -284,11 +277,7 @@ def state_of_run(folder: Path, run_id: str, part: str) -> SiteState:
 
 
 def trained_version(state: SiteState, round_: int, time_steps: int, part: str) -> str:
-    """Find the version that was the site's last trained one at the end of a round.
-
-    It is of an earlier round where the site did not train in this one, and its state shows that it was there later: the
-    run then scored the site with this version too.
-    """
+    """Find the site's last trained version at a round's end, of an earlier one if it was there untrained."""
     newest = state.latest(version(round_, time_steps))
     if newest is None or newest == version(0, 0):
         raise ConfigError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple, TypeVar
@@ -127,13 +127,14 @@ def grouped(values: Iterable[T], key: Callable[[T], Any]) -> dict[Any, list[T]]:
 
 
 Pair = tuple[list[Row], list[Row]]  # reports of two runs with the same seed
+_FINDING_F1 = partial(finding_f1, "findings", "findings_in_text")
 SUMS: dict[str, SumsOf] = {
     **significance.SUMS,
-    "finding_f1_known": finding_f1("findings", "findings_in_text", KNOWN_FINDINGS),
-    "finding_f1_new": finding_f1("findings", "findings_in_text", NEW_FINDINGS),
-    "finding_f1_macro": finding_f1("findings", "findings_in_text", FINDINGS, "macro"),
-    "finding_f1_known_macro": finding_f1("findings", "findings_in_text", KNOWN_FINDINGS, "macro"),
-    "finding_f1_new_macro": finding_f1("findings", "findings_in_text", NEW_FINDINGS, "macro"),
+    "finding_f1_known": partial(_FINDING_F1, findings=KNOWN_FINDINGS),
+    "finding_f1_new": partial(_FINDING_F1, findings=NEW_FINDINGS),
+    "finding_f1_macro": partial(_FINDING_F1, findings=FINDINGS, average="macro"),
+    "finding_f1_known_macro": partial(_FINDING_F1, findings=KNOWN_FINDINGS, average="macro"),
+    "finding_f1_new_macro": partial(_FINDING_F1, findings=NEW_FINDINGS, average="macro"),
 }
 """By a score's name in the registry what each patient adds to it, for scores with an interval."""
 

@@ -100,11 +100,7 @@ def style_of(site: str) -> int:
 
 
 def wording_of(style: int, share: float, own_words: float = 1.0) -> Wording:
-    """The wording of a style (1 to 6).
-
-    ``share`` of the kinds of finding are in its second wording (0: before the planted change, 1: after it), and
-    ``own_words`` of them in the words of the style, the others in those of style 1.
-    """
+    """The wording of a style: a ``share`` of kinds in their second one, ``own_words`` of them in its own."""
     common, site = (_mixed(*STYLES[number - 1], share) for number in (1, style))
     return _mixed(common, site, own_words)
 

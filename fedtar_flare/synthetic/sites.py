@@ -28,9 +28,8 @@ class WrittenSite:
 def write_sites(
     out: Path, names: list[str], *, patients: int, timeline: Timeline, seed: int, options: CohortOptions | None = None
 ) -> list[WrittenSite]:
-    """Write one synthetic cohort per site, each usable through a manifest like a hospital's own data.
-
-    Layout: ``<out>/<site>/`` with manifest, truth and patients, and ``<out>/sites/<site>.yaml`` for ``FEDTAR_SITES``.
+    """Write a cohort per site, ``<out>/<site>/`` with manifest and truth, and ``<out>/sites/<site>.yaml`` for
+    FEDTAR_SITES.
     """
     if len(set(names)) != len(names):
         raise ConfigError(f"a site is named twice: {', '.join(names)}")

@@ -1,8 +1,4 @@
-"""A hospital's own table of studies, CSV with one row per study.
-
-``docs/how-to/prepare-data.md`` has the columns. Images, report files and lateral views are named relative to the
-table's folder.
-"""
+"""A hospital's own table of studies, CSV with one row per study (``docs/how-to/prepare-data.md`` has the columns)."""
 
 from __future__ import annotations
 

@@ -156,10 +156,8 @@ def _distinct(visits: Sequence[Visit]) -> list[Visit]:
 
 
 def merged_days(visits: Sequence[Visit], cleaning: str = "none") -> list[Visit]:
-    """One visit per calendar day from a patient's visits in order.
-
-    It has the first study's image and moment, the first known age, every report of the day once (cleaned ones in one
-    line), and all labels; a label that is certain in one study is certain.
+    """One visit per calendar day: the first study's image and moment, the first known age, every report once (cleaned
+    ones in one line), and all labels, certain where one study's are.
     """
     merged = []
     for _, day in groupby(visits, key=lambda visit: visit.acquired.date()):

@@ -64,10 +64,7 @@ def read_ct(path: Path | str, min_slices: int = MIN_SLICES) -> CTVolume:
 
 
 def _stack(series: Series, min_slices: int) -> tuple[list[Slice], float, list[Note]]:
-    """The slices, ascending along their normal, the distance between them in mm, and notes.
-
-    What keeps slices from being one regular stack is in ``docs/reference/image-readers.md``.
-    """
+    """The slices, ascending along their normal, the distance between them in mm, and notes."""
     if series.damage:
         error = series.damage[0]
         raise DataError(f"{error} ({len(series.damage)} such file(s) in the series)", reason=error.reason)

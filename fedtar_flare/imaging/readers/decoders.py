@@ -93,10 +93,7 @@ def _check_length(header: Header, expected: int) -> None:
 def decoded(
     source: Source, syntax: uid.UID, layout: Layout, frames: Sequence[int], *, masked: bool
 ) -> Iterator[np.ndarray]:
-    """Decode the stored values (rows, columns) of each of these frames.
-
-    ``masked`` drops bits above BitsStored and extends the sign; otherwise the values come as their bits are.
-    """
+    """Decode the stored values (rows, columns) of each of these frames; ``masked``: without bits above BitsStored."""
     name, size = source.name, (layout.rows, layout.columns)
     with decoding(f"{name}: the pixels cannot be read", "undecodable"), source.open() as file:
         dataset = read_partial(

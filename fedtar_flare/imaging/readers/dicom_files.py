@@ -176,10 +176,7 @@ def files_below(folder: Path) -> list[Path]:
 
 
 def _entries(directory: Path) -> list[tuple[Path, str, bool]]:
-    """The files that a DICOMDIR names, the series of each, and whether it exists; empty without a DICOMDIR.
-
-    Files outside the directory's own folder are never read, and count as missing.
-    """
+    """The files that a DICOMDIR names, the series of each, and whether it exists in the directory's own folder."""
     if not directory.is_file():
         return []
     with decoding(f"{directory}: not a readable DICOMDIR"):

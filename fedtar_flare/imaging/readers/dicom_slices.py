@@ -208,8 +208,7 @@ def _if_readable(frame: Dataset, keyword: str) -> float | None:
 def read_hu(slices: Sequence[Slice]) -> tuple[np.ndarray, list[Note]]:
     """Decode and rescale to int16 (z, y, x) in the given order; the notes name what was altered.
 
-    Padding becomes air (-1,024 HU); bits above BitsStored are masked (old overlays live there); values that do not fit
-    int16 are clipped.
+    Padding becomes air (-1,024 HU); bits above BitsStored are masked (old overlays live there).
     """
     rows, columns = slices[0].size
     check_size(slices[0].source.name, "voxels", len(slices) * rows * columns)

@@ -41,9 +41,8 @@ def read_photograph(path: Path | str) -> np.ndarray:
 
 @contextmanager
 def opened_picture(path: Path, refusal: str) -> Iterator[Image.Image]:
-    """The picture of a file, turned as its camera says; a mode with transparency or a palette becomes RGB.
-
-    ``refusal`` is the reason why several pictures in one file, or pure black and white, are refused.
+    """The picture of a file, turned as its camera says; ``refusal``: the reason of refusing several, or black and
+    white.
     """
     check_size(str(path), "file_bytes", path.stat().st_size)
     with decoding(f"{path}: not readable as a picture"), open_regular(path) as file, Image.open(file) as image:

@@ -6,10 +6,8 @@ from fedtar_flare.record.events import TaskBegun, TaskLearnt, TaskOutcome
 
 
 class Mixed(TaskBegun):
-    """The mixture of a task: ``clusters`` is :meth:`.mixture.Mixture.report`, ``plane`` :meth:`.Mixture.plane`.
-
-    ``probed``: images behind each site's gradient; ``probe_seconds``: until the last answer; ``probe_took``: of each
-    site's own work; ``left``: sites that left, whose modules left the pool with them.
+    """The mixture of a task: ``clusters`` as :meth:`.mixture.Mixture.report` gives them, ``plane`` as its ``plane``
+    does.
     """
 
     kind: ClassVar[str] = "mixed"
@@ -28,10 +26,7 @@ class Mixed(TaskBegun):
 
 
 class SiteTask(TaskOutcome):
-    """What one site learnt in a task, as in ``learner.Adapted``; a split of a class of too few patients is left out.
-
-    ``rand_auc`` and ``rand_at_epoch`` are of tuning from the common start; ``counts``: negatives, positives by split.
-    """
+    """What one site learnt in a task (``learner.Adapted``); ``rand_...`` are of tuning from the common start."""
 
     auc: list[float] = []
     rand_auc: list[float] = []

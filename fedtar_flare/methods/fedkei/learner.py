@@ -84,11 +84,7 @@ class TaskLearner(TaskModel):
     def probe(
         self, centres: Mapping[str, Tensor], data: TaskData, task: int, *, direct: bool = False
     ) -> dict[str, Tensor]:
-        """G (K, *shape) of these centres by name (Eq. 9), to first order.
-
-        ``direct``: without inner steps (Variant C). Raises DataError ``non-finite-gradient``; ExchangeError for centres
-        that do not fit the model.
-        """
+        """G (K, *shape) of these centres (Eq. 9), to first order; ``direct``: without inner steps (Variant C)."""
         c = self._columns(centres)
         alpha, gradient_sum = self._inner(c, data.train, task, None if direct else "probe")
         everything = range(len(data.train.labels))
@@ -110,8 +106,7 @@ class TaskLearner(TaskModel):
     ) -> Adapted:
         """Learn alpha as the plan says and tune theta; the common start is one centre, whose alpha is 1.
 
-        ``received`` are the centres (K, *shape) by name, and for the objective ``fisher`` the pool's curvature;
-        ``on_epoch`` gets e = 0..E. Raises as :meth:`probe`, and DataError ``non-finite-state``.
+        ``received`` are the centres (K, *shape), and for the objective ``fisher`` the pool's curvature.
         """
         self._seconds = {}
         curvature = {name: value[0] for name, value in received.items() if name.startswith((IMPORTANCE, PULL))}

@@ -172,8 +172,7 @@ def outer_step(
 ) -> tuple[Tensor, Tensor]:
     """``beta' = beta0 - eta_out mask * (M^T G)`` (Eq. 8); only weights within a module's own cluster move.
 
-    Takes beta0 (N, K) in float64, M (d, N), and G (d, K) summed over the sites. Returns beta' (N, K), and the distance
-    (K,) of each column from beta0 before it is limited.
+    Returns beta' (N, K), and the distance (K,) of each column from beta0 before it is limited.
     """
     moved = beta0 - eta_out * ((beta0 > 0) * (matrix.double().T @ gradient.double()))
     change = moved - beta0
@@ -207,10 +206,7 @@ def combined(centres: Vectors, alpha: Vectors) -> dict[Kind, Tensor]:
 def first_order(
     centres: Vectors, alpha: Vectors, gradient_sum: Vectors, v: Vectors, eta_in: float
 ) -> dict[Kind, Tensor]:
-    """Eq. 9 without second derivatives: ``G = v alpha'^T - eta_in (sum_s g_s)(C^T v)^T``, (d, K).
-
-    ``alpha`` and ``gradient_sum`` are of :func:`inner_steps`; without any step it is Variant C's ``v alpha0^T``.
-    """
+    """Eq. 9 without second derivatives: ``G = v alpha'^T - eta_in (sum_s g_s)(C^T v)^T``, (d, K)."""
     return {
         kind: torch.outer(v[kind], alpha[kind]) - eta_in * torch.outer(gradient_sum[kind], c.T @ v[kind])
         for kind, c in centres.items()

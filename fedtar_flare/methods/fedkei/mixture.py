@@ -45,9 +45,8 @@ class Pool:
         return tuple(self._modules[key] for key in sorted(self._modules))
 
     def add(self, site: str, task: int, sent: Mapping[str, Tensor], gap: float | None = None) -> None:
-        """Add the module that ADAPT ``sent``, of checked names and shapes: theta = w0 + its difference, and importance.
-
-        It replaces the site's earlier module of the task. Raises :class:`ExchangeError` for a negative importance.
+        """Add the module that ADAPT ``sent``, in place of the site's earlier one; ExchangeError for a negative
+        importance.
         """
         importance = without_prefix(sent, IMPORTANCE)
         for name, value in sorted(importance.items()):
@@ -113,9 +112,8 @@ class Pool:
 # ---------------------------------------------------------------------- the mixture
 @dataclass(frozen=True)
 class Part:
-    """The mixture of one kind: M (d, N) minus its origin (d, 1), beta and beta0 (N, K), float64.
-
-    ``assignment``: each module's cluster; ``distance`` (K,): of beta from beta0 after an outer step, before the limit.
+    """The mixture of one kind: M (d, N) minus its origin, beta and beta0 (N, K); each module's cluster, each beta's
+    move.
     """
 
     modules: tuple[Module, ...]

@@ -21,11 +21,7 @@ EVALUATION_BATCH = 64
 
 
 class TaskModel:
-    """The classifier, with whatever module was loaded last.
-
-    :attr:`start` is w0 by wire name, float32 on the CPU, the same bits at all sites of a job; :attr:`parameters` are
-    the module's own tensors; :attr:`fingerprint` is of the frozen encoder and of w0.
-    """
+    """The classifier, with whatever module was loaded last; :attr:`start` is w0, the same bits at all sites."""
 
     min_cell: int = 1
     """Fewest patients whose extreme losses may show in a mean loss that leaves the site."""

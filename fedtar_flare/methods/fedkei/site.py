@@ -79,10 +79,7 @@ class AdaptedClassifier:
 
 
 class FedKEISite(SiteStrategy):
-    """FedKEI, its rivals and controls at one site.
-
-    Its state has each task's module with alpha as ``module-<t>``, and scores of single test images as ``scores-<t>``.
-    """
+    """FedKEI, its rivals and controls at one site."""
 
     shared_groups = ("model", "training", "data")
     reads_reports = False
@@ -208,10 +205,7 @@ class FedKEISite(SiteStrategy):
 
     @staticmethod
     def _refused(task: Task, data: LocalTask) -> Reply | None:
-        """An abstention where the site has too few images of the task, or has answered it from other centres.
-
-        Raises :class:`ExchangeError` for centres, or a curvature, that do not fit the run's exchange.
-        """
+        """An abstention where the site has too few images of the task, or has answered it from other centres."""
         header, weights, schema = task.header, task.weights, task.state.schema()
         agreed = {} if schema is None else dict(schema.shapes)
         curved = any(name.startswith((IMPORTANCE, PULL)) for name in weights)

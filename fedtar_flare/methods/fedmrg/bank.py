@@ -49,10 +49,7 @@ def rows_of_round(samples: Sequence[Sample], round_: int, rows: int, group: int,
 
 
 def membership_auc(rows: Tensor, inside: Tensor, outside: Tensor) -> float:
-    """AUC of guessing by the largest cosine to any row (M, C) whose features (n, C) are ``inside`` it; 0.5: a guess.
-
-    The attacker has the patient's image, the encoder and the rows.
-    """
+    """AUC of guessing by the largest cosine to any row (M, C), given the image and encoder, who is ``inside`` it."""
     scores = torch.cat([inside, outside]) @ rows.T
     value = auc(np.repeat([1, 0], [len(inside), len(outside)]), scores.amax(1).numpy())
     assert value is not None
@@ -60,10 +57,7 @@ def membership_auc(rows: Tensor, inside: Tensor, outside: Tensor) -> float:
 
 
 class SiteBank:
-    """The bank at one site: :attr:`rows` (M, C) are the other hospitals' unit rows, :attr:`sent` its own by round.
-
-    :attr:`use` are numbers for the record.
-    """
+    """The bank at one site: :attr:`rows` (M, C) are other hospitals' unit rows, :attr:`sent` its own by round."""
 
     def __init__(self, width: int):
         self.width = width

@@ -21,10 +21,8 @@ PROMPTS: dict[Prompts, dict[str, Any]] = {
 
 
 class FedMRGConfig(Settings):
-    """Dual adapters, mutual distillation, contrast of images, and diagnoses as prompts (Che et al.).
-
-    Where the paper gives no value, the default is our choice: its curves of the weights have no numbers. Adapters and
-    the diagnosis branch learn at ``training.lr``. Each ablation of its Table IV is one setting.
+    """Dual adapters, mutual distillation, contrast of images, diagnoses as prompts (Che et al.); each ablation of Table
+    IV is one setting.
     """
 
     mix: float = Field(

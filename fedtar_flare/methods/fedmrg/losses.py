@@ -35,10 +35,7 @@ def features(tokens: Tensor, slice_mask: Tensor) -> Tensor:
 
 
 def contrast_losses(u: Tensor, v: Tensor, patients: Tensor, bank: Tensor, *, temperature: float) -> Tensor:
-    """``l_i`` (N,) of each visit (Eq. 3); 0 where A(i) is empty.
-
-    Takes unit features u, v (N, C), numbers of the patients (N,), and the bank's unit rows (M, C), possibly none.
-    """
+    """``l_i`` (N,) of each visit (Eq. 3), of unit features u, v (N, C) and bank rows (M, C); 0 if A(i) is empty."""
     others = patients[:, None] != patients[None, :]
     allowed = torch.cat([others, others, others.new_ones(len(u), len(bank))], dim=1)
     scores = u @ torch.cat([u, v, bank.to(u)]).T / temperature
@@ -100,10 +97,7 @@ def distill_losses(
     labels: Tensor,
     with_states: bool = True,
 ) -> Tensor:
-    """Mean KD (B,), float32, over each report's tokens, of last hidden states (B, L, E) and logits (B, L, V).
-
-    Position i predicts the token at i + 1. Without ``with_states`` there is no cosine: FedDAT's distillation.
-    """
+    """Mean KD (B,) over each report's tokens, of states (B, L, E) and logits (B, L, V); no cosine: FedDAT's."""
     counted = labels[:, 1:] != IGNORED
     learnt = logits[:, :-1].float().log_softmax(-1)
     taught = teacher_logits[:, :-1].detach().float().log_softmax(-1)

@@ -218,9 +218,8 @@ def lora_layers(peft_model: PeftModel) -> dict[str, Any]:
 
 @torch.no_grad()
 def require_modest(peft_model: PeftModel, adapter: str, most: float) -> None:
-    """Refuse a set of factors that changes a layer by more than ``most`` times its own weight, ``s ||B A|| / ||W||``.
-
-    Training never comes there; weights made so that few visits have a gradient must.
+    """Refuse factors that change a layer by more than ``most`` times its weight, ``s ||B A|| / ||W||``, as training
+    never does.
     """
     from peft.utils.integrations import dequantize_module_weight
 
