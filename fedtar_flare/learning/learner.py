@@ -10,13 +10,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from functools import cached_property, partial
 from itertools import chain
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from fedtar_flare.core.errors import DataError
-from fedtar_flare.data.cohort import Cohort, Sample, shown_visits
+from fedtar_flare.data.cohort import Sample, shown_visits
 from fedtar_flare.data.minimum_cell import winsorised_mean
 from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.learning.config import TrainingConfig
@@ -50,8 +50,6 @@ class ReportLearner(SiteModel):
     """
 
     personal_optimizer: torch.optim.Optimizer | None = None
-    rate = 1.0
-    """By what a task multiplies its learning rates (:meth:`TrainingConfig.rate_of`)."""
     batch_losses: list[tuple[list[str], Tensor]]
     """Patients and losses (B,) of the last batch, micro-batch by micro-batch."""
     shares_batches: ClassVar[bool] = False
@@ -71,11 +69,6 @@ class ReportLearner(SiteModel):
         self._micro_batch = min(training.micro_batch or training.batch_size, training.batch_size)
         if training.gradient_checkpointing:
             self.generator.recompute_layers()
-
-    def with_task(self, cohort: Cohort, *, rate: float = 1.0, **others: Any) -> Self:
-        """As of the base, with the factor ``rate`` of the task's learning rates."""
-        self.rate = rate
-        return super().with_task(cohort, **others)
 
     # ------------------------------------------------------------------ hooks
     def training_losses(self, samples: Sequence[Sample], images: ImageBatch, seed: str) -> Tensor:

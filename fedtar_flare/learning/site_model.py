@@ -78,6 +78,8 @@ class SiteModel:
     """Whether reports are being written or scored, not trained on or validated."""
     prior_dropout: float = PRIOR_DROPOUT
     """Share of training visits whose visit before is hidden."""
+    rate: float = 1.0
+    """By what a task multiplies its learning rates (:meth:`TrainingConfig.rate_of`)."""
     newest_step: int | None = None
     """The last time step that has been learnt from, where visits arrive step by step; None: all have."""
     min_cell: int = 1
@@ -104,6 +106,8 @@ class SiteModel:
     ):
         self.lora, self.lora_rank = lora, lora_rank or lora.rank
         self.ranks, self.transforms = ranks, transforms
+        self.changes = random_for_training(transforms, augment=training.augment, image_size=model.image_size)
+        """What changes training images at random."""
         self.image_change, self.report_labeler = image_change, report_labeler
         self.cohort, self.training = cohort, training
         self.checkpoint = checkpoint
@@ -133,9 +137,11 @@ class SiteModel:
         min_cell: int = 1,
         checkpoint: Callable[[], None] = lambda: None,
         newest_step: int | None = None,
+        rate: float = 1.0,
     ) -> Self:
         """Make ready for a task; the weights stay as they are."""
-        self.cohort, self.min_cell, self.checkpoint, self.newest_step = cohort, min_cell, checkpoint, newest_step
+        self.cohort, self.min_cell, self.checkpoint = cohort, min_cell, checkpoint
+        self.newest_step, self.rate = newest_step, rate
         return self
 
     # ------------------------------------------------------------------ hooks
@@ -235,16 +241,12 @@ class SiteModel:
     def images(self, samples: Sequence[Sample], training_seed: str | None = None, prior: bool = True) -> ImageBatch:
         """Collate the samples' images, with what the model is shown of the visits before."""
         prepared = self.prepared(samples)
-        if training_seed is not None and (changes := self.random_transforms()):
-            prepared = augmented(prepared, samples, training_seed, changes)
+        if training_seed is not None and self.changes:
+            prepared = augmented(prepared, samples, training_seed, self.changes)
         batch = collate(prepared).to(self.device)
         if prior:
             batch.prior = self.prior(samples, training_seed)
         return batch
-
-    def random_transforms(self) -> list[Spec]:
-        """List what changes training images at random."""
-        return random_for_training(self.transforms, augment=self.training.augment, image_size=self._config.image_size)
 
     def prepared(self, samples: Sequence[Sample]) -> list[Prepared]:
         """Read the samples' images from the cache, as this site's machine shows them."""
@@ -261,16 +263,8 @@ class SiteModel:
         """Collate what the model is shown of the visits before."""
         chance = 0.0 if training_seed is None else self.prior_dropout
         kinds = shown_kinds(samples, self.cohort.timeline.prior_kinds, chance, training_seed or "")
-        changes = self.random_transforms()
-        batch = prior_batch(
-            samples,
-            kinds,
-            self.tokenizer,
-            texts=texts,
-            training_seed=training_seed,
-            transforms=changes,
-            read=self.prepared,
-        )
+        how: dict[str, Any] = {"training_seed": training_seed, "transforms": self.changes, "read": self.prepared}
+        batch = prior_batch(samples, kinds, self.tokenizer, texts=texts, **how)
         if batch is not None and skipped < self.cohort.timeline.priors:
             before = [sample.before or replace(sample, prior=None) for sample in samples]
             batch.earlier = self.prior(before, training_seed, texts, skipped + 1)
@@ -280,7 +274,7 @@ class SiteModel:
         """Encode images and those of the visits before; frozen stages run once a study."""
         if self._reading:
             return self._reading[0]
-        prior, as_prepared = images.prior, not self.random_transforms() and self.image_change is None
+        prior, as_prepared = images.prior, not self.changes and self.image_change is None
         read = self._frozen.tokens if as_prepared else self._read
         with torch.no_grad():
             shown = None if prior is None else prior.images
