@@ -241,11 +241,12 @@ def audit_model(arguments: argparse.Namespace) -> int:
 
 def _site(arguments: argparse.Namespace) -> Site:
     from fedtar_flare.core.settings import suggestion
-    from fedtar_flare.site.context import Site
-    from fedtar_flare.site.site_file import simulated_sites
+    from fedtar_flare.site.context import Site, home
+    from fedtar_flare.site.site_file import sites_folder
 
-    name = arguments.simulated
-    if name and name not in (known := simulated_sites()):
+    name, files = arguments.simulated, folder.glob("*.yaml") if (folder := sites_folder()) else ()
+    known = sorted({file.stem for file in files} | {path.name for path in (home() / "state" / "sites").glob("*")})
+    if name and name not in known:
         choice = ", ".join(known) or "none: run 'fedtar simulate' first"
         raise ConfigError(f"there is no simulated site '{name}'{suggestion(name, known)} (known: {choice})")
     return Site.outside_of_jobs(arguments.kit, arguments.simulated)

@@ -38,11 +38,7 @@ def sample_seed(seed: int, *parts: object) -> int:
 
 @dataclass(frozen=True)
 class SiteChange:
-    """``clip(mean + contrast * (blurred - mean) + brightness)``, with the mean of the whole image.
-
-    Where one collection is divided over sites (``fedtar data partition``), all images come from the same machines;
-    FedMRG's paper gives each client such a change.
-    """
+    """``clip(mean + contrast * (blurred - mean) + brightness)``, as FedMRG's paper gives each client such a change."""
 
     blur: float  # Gaussian sigma in pixels, within a slice
     contrast: float  # factor, above 0

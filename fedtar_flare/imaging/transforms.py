@@ -153,11 +153,9 @@ class VoxelLimitd(_Changes):
 
 
 class LungSlicesd(_Changes):
-    """Volume to S slices that sample the lungs evenly in millimetres, in the same orientation for every volume.
-
-    Input: (1, X, Y, Z) or (X, Y, Z) Hounsfield units as a ``MetaTensor``, else ``not-a-volume``. Output: int16
-    (S, H, W), feet to head; ``position_mm``, float32 (S,) from the middle of the lungs, positive towards the head;
-    ``pixel_mm``, the distance between rows and between columns.
+    """Volume (1, X, Y, Z) or (X, Y, Z) in Hounsfield units to S slices that sample the lungs evenly in millimetres:
+    int16 (S, H, W), feet to head, ``position_mm`` (S,) from the middle of the lungs, and ``pixel_mm`` of rows and
+    columns.
     """
 
     def __init__(self, keys: KeysCollection, slices: int = 16):

@@ -85,7 +85,8 @@ def warm_start(
     texts = list(corpus.texts)
     out.mkdir(parents=True, exist_ok=True)
     if vocabulary is not None:
-        config = with_tokenizer(config, [*texts, *reports], vocabulary, out)
+        ReportTokenizer.train([*texts, *reports], vocabulary, config.max_length).save(out / TOKENIZER)
+        config = config.replace(tokenizer=str(out / TOKENIZER))
     tokenizer = build_tokenizer(config)
     model = build_model(config).to(device)
     new = list(model.untrained)
@@ -112,12 +113,6 @@ def warm_start(
     }
     write_json(out / ABOUT, about)
     return about
-
-
-def with_tokenizer(config: ModelConfig, texts: Sequence[str], vocabulary: int, folder: Path) -> ModelConfig:
-    """Learn a tokenizer from texts, write it to the folder, and return the configuration that uses it."""
-    ReportTokenizer.train(texts, vocabulary, config.max_length).save(folder / TOKENIZER)
-    return config.replace(tokenizer=str(folder / TOKENIZER))
 
 
 def read_texts(path: Path) -> tuple[str, ...]:

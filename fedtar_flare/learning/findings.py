@@ -12,8 +12,7 @@ from fedtar_flare.models.report_generator import Encoded
 class ReadFinding(NamedTuple):
     """A finding that is there, or that is gone; None stands for what is not known.
 
-    ``change`` is among :data:`.CHANGES`; ``certainty`` has the probabilities of presence, of the degree if it is there,
-    and of the change; ``slices`` are those that its query attends to most, at this visit and at the one before.
+    ``slices`` are those that its query attends to most, at this visit and at the one before.
     """
 
     finding: str

@@ -301,10 +301,7 @@ class ReportLearner(SiteModel):
         return not limit or bool(self.ranks.gather(spent * number <= limit * (number - 1))[0])
 
     def _accumulate(self, samples: Sequence[Sample], training_seed: str | None = None) -> Tensor:
-        """Loss (float64) and gradient of a batch's mean report loss over all ranks, in parts that fit in memory.
-
-        In per-patient DP-SGD each patient's gradient is clipped, and noise is added to their sum.
-        """
+        """Loss (float64) and gradient of a batch's mean report loss over all ranks; DP-SGD clips and adds noise."""
         noise_multiplier = self.training.noise_multiplier
         if training_seed is None or noise_multiplier is None:
             return self._accumulate_plain(samples, training_seed, len(samples))

@@ -63,10 +63,9 @@ def pretrain(
     only: Collection[str] | None = None,
     batch_norm: bool = True,
 ) -> None:
-    """Train ``model`` in place on pairs of ``images`` and ``reports`` and on ``texts``; it ends in eval mode.
+    """Train ``model`` in place on pairs of ``images`` and ``reports`` and on ``texts``; ``only`` names what is trained.
 
-    ``only`` names the parameters to train. The rate rises over a tenth of the updates, at most 100, then falls by a
-    cosine to a twentieth. ``batch_norm`` lets BatchNorm layers learn their statistics.
+    The rate rises over a tenth of the updates, at most 100, then falls by a cosine to a twentieth.
     """
     model.require_parts("a warm start")
     if len(images) != len(reports):

@@ -64,11 +64,9 @@ EVALUATION_BATCH = 32
 class SiteModel:
     """A report generator with the adapter that travels and what a site keeps to itself: losses, reports, scores.
 
-    Learners are site models that train; ``fedtar generate`` builds the same class from what a run left. The hooks are
-    what a method overrides. ``seed`` is of the adapter's initial values, the same at every site; ``checkpoint`` is
-    called between batches, to stop an aborted job; ``restored`` makes of the base model one with an adapter that a run
-    left; ``ranks`` share a batch, or the reports to write; ``image_change`` makes the images of a simulated site its
-    own.
+    Learners are site models that train; ``fedtar generate`` builds the same class from what a run left, its adapter
+    ``restored``. ``seed`` is of the adapter's initial values, the same at every site; ``checkpoint`` is called between
+    batches, to stop an aborted job.
     """
 
     adapter: ClassVar[str] = DEFAULT_ADAPTER
@@ -177,10 +175,7 @@ class SiteModel:
         return self.has_personal_part
 
     def context(self, samples: Sequence[Sample], personal: bool) -> AbstractContextManager[Any]:
-        """Open what must be in force around a forward pass or beam search, such as the patients' own adapters.
-
-        Layers that are computed again in the backward pass find it in part (:class:`.RecomputedLayers`).
-        """
+        """Open what must be in force around a forward pass or beam search, such as the patients' own adapters."""
         return nullcontext()
 
     def report_losses(

@@ -100,8 +100,7 @@ class LabelCounts:
         """``precision``, ``recall`` and ``f1`` over all pairs, as mean of the classes positive in any text, of reports.
 
         A report without a positive class in either text counts as 1; what is undefined otherwise counts as 0. With a
-        minimum cell ``least``, shares of classes are each rounded by the class's own number of reports, since one
-        report moves them by more than 1 / N.
+        minimum cell each class is rounded by its own number of reports.
         """
         positive, something = ((self.named + self.actual).sum(axis=axis) > 0 for axis in (0, 1))
         means: dict[Average, dict[Metric, float]] = {average: {} for average in AVERAGES}

@@ -127,8 +127,9 @@ def _book(labeler: RuleLabeler) -> Phrasebook[Direction | None]:
 
 
 def claims(visits: Iterable[tuple[str, float, str, str]], labeler: RuleLabeler) -> list[tuple[str, str, bool]]:
-    """Claims of change in the drafts of ``visits`` (patient, time, reference, draft): the patient, the finding, and
-    whether the reference of the visit before, which its reader has at hand, contradicts.
+    """Claims of change in ``visits`` (patient, time, report): the patient, and whether the report before contradicts.
+
+    A new finding contradicts a report that states it, any other change one that denies or does not mention it.
     """
     by_patient: dict[str, list[tuple[float, str, str]]] = defaultdict(list)
     for patient, time, reference, draft in visits:
@@ -206,11 +207,10 @@ def statements(text: str, labeler: RuleLabeler) -> tuple[Statement, ...]:
 
 
 def grade(draft: str, reference: str, labeler: RuleLabeler) -> tuple[Grade, ...]:
-    """Grade all findings that either text states.
+    """Grade all findings that either text states; two sides of a finding are compared each with itself.
 
-    Two sides of a finding are compared each with itself. A degree or a change is right if all the draft's words for it
-    agree with the reference: "small" is right where that has "small to moderate". Degrees have the levels of
-    :data:`DEGREES`, and those of the labeler's own words.
+    A degree or a change is right if all the draft's words for it agree with the reference: "small" is right where that
+    has "small to moderate".
     """
     in_reference, in_draft = _by_finding(reference, labeler), _by_finding(draft, labeler)
     grades = []

@@ -206,8 +206,8 @@ class Mention(NamedTuple):
 class RuleLabeler:
     """Labels reports by rules; equal texts get equal labels, in linear time.
 
-    ``no_finding`` is the class that is positive where no other, but for those ``beside`` it, is positive or uncertain.
-    Reports with words of their own give ``degrees``, by class scales from a word to its level, and ``changes``.
+    ``no_finding`` is positive where no class but those ``beside`` it is; ``degrees`` and ``changes`` are words of such
+    reports.
     """
 
     def __init__(
@@ -326,10 +326,8 @@ def rules_for(modality: Modality) -> RuleLabels:
 
 
 def report_labels(name: RuleLabels) -> Callable[[str], tuple[frozenset[str], frozenset[str]]]:
-    """Label images by their reports, where a source gives no labels.
-
-    What a report does not mention counts as absent. ``No Finding`` is no label, and neither is a class that may be
-    positive beside it (support devices): such an image has none.
+    """Label images by their reports: what a report does not mention is absent; ``No Finding``, and what may be beside
+    it, is no label.
     """
     labeler = rule_labeler(name)
 

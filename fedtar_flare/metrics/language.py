@@ -41,10 +41,8 @@ Array = NDArray[np.float64]
 
 
 def clean(text: str) -> str:
-    """Bring a report into the form that is scored: lower case, tokens separated by one space, ``.`` a token.
-
-    List numbers, underscores left by de-identification, quotes and other punctuation are removed; the point or comma
-    within a number and the hyphen within a word stay.
+    """Bring a report into the form that is scored: lower case, tokens separated by one space, ``.`` a token, no other
+    punctuation but the point or comma within a number and the hyphen within a word.
     """
     text = unicodedata.normalize("NFKC", text).lower()
     text = _NUMBERED.sub("", text)

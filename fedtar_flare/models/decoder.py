@@ -31,8 +31,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "4bit": torch.bf
 class CrossDecoder:
     """Decodes and generates with a GPT-2 of transformers; it has no weights of its own.
 
-    With ``at_begin``, prompts are at the begin token's position and share its weight; else they take the last
-    positions. Begin token and words keep the positions at which a trained decoder has learnt them.
+    With ``at_begin``, prompts share the begin token's position and weight; else they take the last positions.
     """
 
     def __init__(self, lm: Any):
@@ -80,10 +79,7 @@ class CrossDecoder:
         return ids
 
     def _positions(self, order: Tensor, mask: Tensor | None, prompts: int) -> dict[str, Tensor | None]:
-        """Positions and attention mask of D prompts, begin token and words, from their order.
-
-        D prompts at the begin token share its weight: each of the D + 1 has ``-log(D + 1)`` added to its scores.
-        """
+        """Positions and mask of D prompts, begin token and words; D at the begin token get ``-log(D + 1)`` each."""
         first = 0 if self.at_begin else self.lm.config.n_positions - prompts + order
         positions = torch.where(order < prompts, first, order - prompts)
         if self.at_begin:

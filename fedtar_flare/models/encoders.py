@@ -137,10 +137,7 @@ def _timm(config: ModelConfig, load_pretrained: bool) -> tuple[SliceEncoder, tup
 
 
 class SliceAttentionPooling(nn.Module):
-    """``queries`` memory tokens a slice, softmax(q . norm(x)) of its own tokens, plus its position along the body.
-
-    Positions are in millimetres (sines and cosines, then a linear map): thick and thin slices share one scale.
-    """
+    """``queries`` memory tokens a slice, softmax(q . norm(x)) of its tokens, plus its position in mm along the body."""
 
     def __init__(self, width: int, queries: int):
         super().__init__()

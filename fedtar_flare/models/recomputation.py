@@ -20,10 +20,8 @@ _States = Sequence[tuple[nn.Module, dict[str, Any]]]
 
 
 class RecomputedLayers:
-    """The layers of a decoder that are computed again in the backward pass, inside :meth:`checkpointing` alone.
-
-    Dropout, autocast, PEFT's switches and scales, and a ``forward`` that a method put in place of PEFT's, are as in the
-    first pass. ConfigError for a kind of model that cannot compute its layers again.
+    """The layers of a decoder that are computed again in the backward pass, inside :meth:`checkpointing` alone, with
+    dropout, autocast, PEFT's switches and a method's ``forward`` as in the first pass.
     """
 
     def __init__(self, language_model: Any):

@@ -45,8 +45,7 @@ def report_loss(logits: Tensor, labels: Tensor) -> Tensor:
 class ReportGenerator(nn.Module):
     """Slice-wise encoder, slice pooling, bias-free projection, and a decoder with cross-attention or a prefix.
 
-    Slice row i belongs to sample ``i // S``, beam row i to ``i // beams``. ``load_pretrained=False`` is for a model
-    whose whole checkpoint is loaded later.
+    Slice row i belongs to sample ``i // S``, beam row i to ``i // beams``.
     """
 
     diagnosis: Any  # a method's prompter (:data:`PromptPosition`), or None
@@ -201,11 +200,7 @@ class ReportGenerator(nn.Module):
         seen: Encoded | None = None,
         context: Callable[[Sequence[int]], AbstractContextManager[Any]] | None = None,
     ) -> Tensor:
-        """Write reports by beam search: ids (B, L), begin token first, padded after the end token, whatever the batch.
-
-        With a :attr:`choice`, reports that do not state the prompted findings are searched for once more, and
-        completed.
-        """
+        """Write reports by beam search: ids (B, L), begin token first; with a :attr:`choice`, completed by it."""
         seen, length = self.encoded(batch) if seen is None else seen, max_length or self.max_length
         search = self._search(batch, seen, self.prompts(seen), length)
         ids = search(None, num_beams or self.num_beams, 1)[:, 0]

@@ -19,10 +19,9 @@ IGNORED = -100  # label of positions that no loss is taken at
 
 
 class ReportTokenizer:
-    """Encodes reports as token ids and decodes them.
+    """Encodes reports as token ids and decodes them; any text comes back, even one that spells a special token.
 
-    Any text comes back, even one that spells a special token; lone surrogates become ``?``. A report that is cut to
-    ``max_length`` loses its end token. Special ids may be the same (GPT-2); a draft may end with ``ends`` too.
+    A report that is cut to ``max_length`` loses its end token; a draft may end with ``ends`` too.
     """
 
     def __init__(

@@ -38,10 +38,10 @@ TINY = str(ASSETS / "vlm-tiny")  # configuration and processor of a small Qwen2-
 
 
 class VisionLanguageGenerator(ReportGenerator):
-    """A vision-language model (``decoder``) with the interface of a :class:`ReportGenerator`.
+    """A vision-language model with the interface of a :class:`ReportGenerator`; prompts are words, as it has no
+    encoder.
 
-    It has no separate encoder, so prompts, those of :attr:`diagnosis` too, are words. Where patient adapters act in
-    vision layers, which process a batch's images at once, all samples must show equally many images (DataError).
+    Where patient adapters act in vision layers, all samples must show equally many images (DataError).
     """
 
     def __init__(self, config: ModelConfig, tokenizer: ReportTokenizer, *, load_pretrained: bool):

@@ -184,11 +184,7 @@ def check_tensors(
     sends: Sends,
     dtypes: Mapping[str, torch.dtype] = WIRE_DTYPES,
 ) -> None:
-    """Refuse the tensors of a message, which claims to send ``sends``, unless the contract lets them pass.
-
-    ``agreed`` are the shapes that came down in this task (``difference``) or of the schema in the same reply
-    (``initial``).
-    """
+    """Refuse a message's tensors unless the contract lets them pass, as ``sends`` says, in ``agreed`` shapes."""
     task = contract.task(task_name)
     if not isinstance(tensors, Mapping):
         raise ExchangeError("the tensors of the message are not a dictionary")
@@ -302,10 +298,7 @@ def expect_at_most(values: int) -> None:
 
 
 class _DownloadLimit:
-    """Adds up what is fetched of one message; :class:`ExchangeError` beyond the limits.
-
-    FLARE holds one chunk in memory before it can be counted, and has no limit for its size, the sender's choice.
-    """
+    """Adds up what is fetched of one message, chunk by chunk; :class:`ExchangeError` beyond the limits."""
 
     def __init__(self) -> None:
         self.tensors = self.bytes = 0

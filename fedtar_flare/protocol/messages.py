@@ -64,10 +64,7 @@ class _Header:
 
     @classmethod
     def from_meta(cls, meta: dict[str, Any] | None) -> Self:
-        """Read a header, without fields that a later release of the same minor version added.
-
-        An error reply is read whatever the sender's version, because its reason has to be shown.
-        """
+        """Read a header, an error reply whatever the sender's version, as its reason has to be shown."""
         carrier, sender, receiver = cls._carrier
         header = (meta or {}).get(HEADER)
         if not isinstance(header, dict):

@@ -31,10 +31,8 @@ from fedtar_flare.provision.wire import guard_cells
 
 
 class SupervisedHandle(JobHandleSpec):
-    """Handle of a job process that ``launch`` starts again when a signal ends it, or its launcher says it was lost.
-
-    A process that dies more than ``max_restarts`` times within ``window`` seconds is in a crash loop. ``say`` takes a
-    line for the log.
+    """Handle of a job process that ``launch`` starts again when a signal ends it, or its launcher says it was lost;
+    dying more than ``max_restarts`` times within ``window`` seconds is a crash loop.
     """
 
     def __init__(

@@ -51,10 +51,7 @@ def _wanted(file: Path) -> bool:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Delete what is older than the kit's site file allows, as ``fedtar site purge --retention --yes`` does.
-
-    After more than two days without a look nothing is deleted at the first one: the clock may have jumped.
-    """
+    """Delete what is older than the site file allows; nothing after two days without a look: clocks may jump."""
     from fedtar_flare.site.context import Site
     from fedtar_flare.site.purge import plan
 

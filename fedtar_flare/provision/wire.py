@@ -137,11 +137,7 @@ def _detour(message: Message, origin: str, here: str) -> str:
 
 
 def guard_cells() -> None:
-    """Let every cell that this process makes look at its messages; a second call changes nothing.
-
-    FLARE makes its cells itself, after the kit's components and before any job's, and tells of them too late: so the
-    check is set where a cell is made.
-    """
+    """Let every cell that this process makes look at its messages: FLARE makes its cells itself, and tells too late."""
     if hasattr(CoreCell.__init__, "__wrapped__"):
         return
     make: Callable[..., None] = CoreCell.__init__

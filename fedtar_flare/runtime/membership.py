@@ -109,8 +109,8 @@ class Membership:
     ) -> Answers:
         """The handshake with some sites; members of a resumed run get a task of their own, as they must have its state.
 
-        ``source`` is the one site asked for its initial weights, which go into ``initial``. Without weights each site
-        scores its own initial ones. ``before`` is the round that begins next; by default the first of this job.
+        ``source`` is the one site asked for its initial weights, into ``initial``; ``before``: the round that begins
+        next.
         """
         run, config, contract = self.run, self.run.config, self.run.wire_contract
 
@@ -142,9 +142,8 @@ class Membership:
         return answers
 
     def _common_start(self, source: str, initial: dict[str, Tensors], answers: Answers) -> Tensors:
-        """Initial weights of the first site, ``source`` before others, whose weights more than half of the sites have.
-
-        Every site makes them from the seed and sends a checksum, so that one site alone cannot choose them.
+        """Initial weights that more than half of the sites get from the seed, ``source``'s first: no site alone
+        chooses.
         """
         sent = {site: reply.payload["start"] for site, reply in answers.replies.items() if "start" in reply.payload}
         doubted: set[str] = set()

@@ -84,10 +84,8 @@ class ProcessGroup:
         return bool(self._processes) and all(process.poll() is None for process in self._processes)
 
     def perform(self, task: str, header: TaskHeader, weights: Tensors, site: Site, scalar: Scalar) -> Answer:
-        """As ``executor.perform(task, header, weights, site)``.
-
-        Raises FedTARError with the words of what that raises, on whichever rank, or where a process ended, or lost
-        another; and what ``site.stop_if_aborted`` raises. After anything that is raised the group is closed.
+        """As ``executor.perform(task, header, weights, site)``, whatever a rank raises as FedTARError; then it is
+        closed.
         """
         about = {"name": site.name, "simulated": site.simulated, "job": site.job}
         about |= {"workspace": str(site.workspace), "app": str(site.app)}

@@ -118,10 +118,7 @@ def update_memory(
 
 
 def require_memory(model: AdaptedModel, training: TrainingConfig, timeline: Timeline, site: SiteConfig) -> None:
-    """Refuse (ConfigError with the numbers) a model whose :func:`update_memory` this site does not have.
-
-    Not one of parts on a GPU, where batches are halved until they fit.
-    """
+    """Refuse a model whose :func:`update_memory` is not here; one on a GPU may halve its batches until they fit."""
     import torch
 
     from fedtar_flare.learning.device import choose_device

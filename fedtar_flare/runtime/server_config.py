@@ -11,11 +11,7 @@ from fedtar_flare.runtime.aggregation import FEWEST_SITES, Aggregation, Weightin
 
 
 class ServerConfig(Settings):
-    """Settings of :class:`~fedtar_flare.runtime.controller.FederatedController`, which takes them by name.
-
-    The group ``server`` of a recipe holds them, but for ``num_rounds``, ``time_steps``, ``min_sites`` and ``seed``,
-    which are arguments of the recipe itself.
-    """
+    """Settings of :class:`~fedtar_flare.runtime.controller.FederatedController`, the group ``server`` of a recipe."""
 
     num_rounds: int = Field(3, ge=1, le=MAX_ROUNDS, description="rounds R")
     time_steps: int = Field(3, ge=1, le=MAX_STEPS, description="time steps T")

@@ -42,10 +42,7 @@ class SiteExecutor(Executor):
 
     The way of a task goes down once and back once: the executor decides whether the task may come, opens a
     :class:`Task`, and hands it to the method's :class:`SiteStrategy`, which trains with a learner. What one task needs
-    of another is on disk, so that each may run in a new process. ``settings`` are groups by name, as the job gives
-    them; all randomness derives from ``seed``, the site's name, round, step and purpose (:meth:`Task.seed`).
-    ``torch_threads``: threads of one task, 1 to 256; equal threads give equal bits. :class:`ConfigError` for settings
-    that are not allowed, from :attr:`strategy` on.
+    of another is on disk, so that each may run in a new process. Equal ``torch_threads`` give equal bits.
     """
 
     ranks: Ranks = ALONE
@@ -156,11 +153,7 @@ class SiteExecutor(Executor):
         config: SiteConfig | None = None,
         at_once: int = 1,
     ) -> Answer:
-        """Do a task in this process, with the site file as it was read, or read here.
-
-        Simulated sites share this machine: ``at_once`` of them prepare their images at the same time. The ``public``
-        text of a :class:`FedTARError` goes to the server, its full text to the site's own log.
-        """
+        """Do a task in this process; of simulated sites ``at_once`` share this machine."""
         if self.definition.simulation_only and not site.simulated:
             text = f"method '{self.method}' runs in a simulation only: it is no method for hospitals"
             raise ConfigError(text, public=text)

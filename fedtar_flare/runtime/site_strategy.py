@@ -207,10 +207,7 @@ def require_start(task: Task) -> None:
 
 
 def require_exchange(task: Task) -> None:
-    """Refuse weights that are not of the names and shapes of the run's exchange, before any of them is kept.
-
-    Tensors of a method's other groups are left to its learner, which loads them or refuses them.
-    """
+    """Refuse weights not of the run's names and shapes; further groups are the learner's to check."""
     down = task.contract.task(task.name).down
     if not down or (schema := task.state.schema()) is None:
         return

@@ -76,7 +76,6 @@ class Ledger:
     """The releases of one site by run and noise multiplier, in one JSON file, written before each message leaves.
 
     All runs count together, as they speak of the same patients; at a simulated site only those of the run ``scope``.
-    Raises FedTARError if the file cannot be read: nothing is released then, as an unreadable ledger is no fresh budget.
     """
 
     def __init__(self, file: Path, scope: str | None = None):

@@ -75,10 +75,7 @@ def is_approved(records: Path, digest: str) -> bool:
 def require_approval(
     records: Path, app: Path, kind: type, runs: Callable[[Mapping[str, Any]], bool], run_id: str
 ) -> None:
-    """Hold a job unless the site has approved it for this run, and the executor that runs is the approved job's.
-
-    FLARE replaces an app's files when the server sends the job again, also while it runs.
-    """
+    """Hold a job unless the site has approved it for this run, also if FLARE replaced its files while it runs."""
     from fedtar_flare.site.admission import Declined  # imports torch, which the doctor does not need
 
     digest = digest_of(app)

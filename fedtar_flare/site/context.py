@@ -64,10 +64,7 @@ class Site:
 
     @property
     def records(self) -> Path:
-        """Folder of what belongs to the site and to no single run: audit, approvals, participation, privacy ledger.
-
-        Raises ConfigError if a simulated site's name cannot name a folder.
-        """
+        """Folder of what belongs to the site and to no single run: audit, approvals, participation, privacy ledger."""
         if not self.simulated:
             return state_of(self.workspace)
         if not SITE_NAME.fullmatch(self.name):
@@ -200,10 +197,8 @@ def decide(records: Path, status: Participation) -> Path:
 
 
 def streaming_allowed(workspace: Path) -> bool:
-    """Tell whether scalars may be streamed to the server although they pass no result filter.
-
-    They may only where the site's policy has no result filter but the guard: any other may be a privacy filter that
-    streamed scalars would bypass. A policy that cannot be read allows nothing; a missing one (simulator) has no filter.
+    """Tell whether scalars may be streamed to the server although they pass no result filter: only where the site's
+    policy has none but the guard, since any other may be a privacy filter, which streaming would bypass.
     """
     file = workspace / "local" / PRIVACY
     try:

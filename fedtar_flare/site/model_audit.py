@@ -92,9 +92,8 @@ def membership_auc(scores: Mapping[str, float], members: AbstractSet[str]) -> tu
 
 
 def likelihood_scores(losses: Mapping[str, float], outside: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """How far each patient's loss is below the mean of those ``outside``, of models that did not see the patient.
-
-    With one deviation for all patients, as that paper advises for few shadow models, this orders them by likelihood.
+    """How far each patient's loss is below the mean of models ``outside``: in the order of likelihoods of one
+    deviation.
     """
     return {
         patient: fmean(shadow[patient] for shadow in outside if patient in shadow) - loss

@@ -238,8 +238,7 @@ class SiteConfig(Settings):
 def load_site_config(site_name: str, *, workspace: Path | None, simulator: bool) -> SiteConfig:
     """Read a site's file: ``<site>.yaml`` in FEDTAR_SITES, else ``local/fedtar.yaml`` in the FLARE workspace.
 
-    Without one the simulator takes the synthetic cohort, unless FEDTAR_SITES is set: a misspelt name must not put
-    phantoms among real hospitals.
+    Without one the simulator takes the synthetic cohort, but not among sites with files: a name may be misspelt.
     """
     folder = sites_folder()
     files = [folder / f"{site_name}.yaml"] if folder else []
@@ -272,12 +271,6 @@ def sites_folder() -> Path | None:
     folder = Path(named).expanduser()
     started = Path(os.environ.get("PWD", ".")) / folder
     return folder if folder.is_dir() or not started.is_dir() else started
-
-
-def simulated_sites() -> list[str]:
-    """List the simulated sites of this machine."""
-    files = folder.glob("*.yaml") if (folder := sites_folder()) else ()
-    return sorted({file.stem for file in files} | {path.name for path in (home() / "state" / "sites").glob("*")})
 
 
 def read_site_file(file: Path, simulated: bool = False, for_jobs: bool = True) -> SiteConfig:

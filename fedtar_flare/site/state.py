@@ -139,10 +139,7 @@ class SiteState:
 
     # ------------------------------------------------------------------ what holds for the whole run
     def fix_run(self, header: TaskHeader, timeline: str, schema: ExchangeSchema, about: Mapping[str, Any]) -> None:
-        """Fix time steps, the scored reports and the exchange at the first handshake.
-
-        Numbers of the same patients in other cells would tell those of the cells that are left blank.
-        """
+        """Fix time steps, scored reports and exchange at the first handshake; other cells would tell the blank ones."""
         with self._exclusive():
             self.check_run(header, timeline)
             if self.schema() not in (None, schema):

@@ -126,10 +126,8 @@ def factors_at(options: CohortOptions, step: int, time_steps: int) -> dict[str, 
 def plan_patient(
     site: str, style: int, number: int, *, timeline: Timeline, seed: int, options: CohortOptions
 ) -> PlannedPatient:
-    """Plan the patient of a number (0, 1, ...) at a site: a pure function of the arguments.
-
-    The identifier is drawn until the keyed hash puts the patient into the split planned for the number, 7 : 1 : 2
-    within any ten and one of each within the first three. Of each calendar bin at most one visit is drawn.
+    """Plan the patient of a number (0, 1, ...) at a site, whose identifier falls into the split planned for the number:
+    7 : 1 : 2 within any ten, one of each within the first three.
     """
     time_steps = timeline.time_steps
     rng = stream("patient", seed, site, number)

@@ -44,10 +44,9 @@ def write_ct_series(
     kernel: str = "STANDARD",
     seed: int = 0,
 ) -> list[Path]:
-    """Write one axial series, ``0001.dcm`` and so on, from the feet to the head; returns its files in this order.
+    """Write one axial series from whole Hounsfield units (z, y, x), feet to head; returns its files in this order.
 
-    ``hu`` (z, y, x) holds whole Hounsfield units from -1024 to 3071; z rises to the head, y to the back, x to the
-    patient's left. ``seed`` enters the identifiers, to keep two cohorts apart. DataError ``wrong-patient-id``.
+    y rises to the back, x to the patient's left; ``seed`` enters the identifiers, to keep two cohorts apart.
     """
     from pydicom.filebase import DicomBytesIO
     from pydicom.filewriter import write_file_meta_info

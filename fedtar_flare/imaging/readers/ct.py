@@ -209,10 +209,7 @@ def _check_shear(first: Slice, offsets: np.ndarray, positions: np.ndarray, where
 
 
 def _check_locations(slices: Sequence[Slice], positions: np.ndarray, spacing: float, where: str) -> None:
-    """Refuse a SliceLocation that contradicts the slices' ``positions`` (mm); it may run either way from any zero.
-
-    Damage shows as few slices that contradict all others, or as the same locations in another order.
-    """
+    """Refuse a SliceLocation that contradicts the ``positions`` (mm), as damage does; it may run either way."""
     if any(slice_.location is None for slice_ in slices):
         return
     stated = np.array([slice_.location for slice_ in slices], float)

@@ -207,11 +207,8 @@ class View(NamedTuple):
 
 
 def view_of(dataset: Any, name: str) -> View:
-    """Decide the view of a CR or DX image.
-
-    ViewPosition, ViewCodeSequence (DICOM PS3.16, CID 4010) and PatientOrientation (PS3.3, C.7.6.1.1.1) are read first.
-    Only where none of them states a view, the descriptions are, that of the series before that of the study; one that
-    names both views is about several films.
+    """Decide the view of a CR or DX image: by ViewPosition, ViewCodeSequence (PS3.16, CID 4010) and PatientOrientation,
+    and only where none states one by the descriptions; one that names both views is about several films.
     """
     with decoding(f"{name}: the attributes of its view cannot be read", "bad-header"):
         stated = dict(_coded(dataset))

@@ -77,11 +77,7 @@ def check_shape(hu: np.ndarray, where: str) -> None:
 
 
 def unlike_neighbours(hu: np.ndarray) -> list[int]:
-    """Indices of slices of a volume (z, y, x) that lie far outside the range of their two neighbours.
-
-    How far a voxel lies outside hardly differs, on average, from one slice to the next. Only gross damage raises it,
-    such as a compressed slice decoded wrongly.
-    """
+    """Indices of slices (z, y, x) far outside the range of their two neighbours, as only gross damage puts them."""
     if len(hu) < 2 * AROUND + 1:
         return []
     distance = np.zeros(len(hu))

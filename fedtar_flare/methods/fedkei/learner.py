@@ -44,12 +44,9 @@ TEMPERATURE = 2.0
 class Adapted:
     """Result of ADAPT; alpha and the scores stay at the site.
 
-    ``difference`` is theta - w0, float32 by name, and ``importance`` the module's Fisher information (FedCurv). At
-    e = 0..E ``curve`` is the AUC of the test split, None where it has one class, ``scores`` (E + 1, n), float64, those
-    of its images, and ``at_epoch`` the seconds of start and tuning, without evaluation. ``losses`` (E,) are mean
-    training losses; ``mixture_loss``, ``start_loss`` and ``final_loss`` mean validation losses of the mixture, of w0
-    and of theta, None without validation examples. ``fell_back``: the safeguard made tuning begin from w0.
-    ``membership`` is that of :func:`_membership`, ``seconds`` by phase.
+    At e = 0..E ``curve`` is the AUC of the test split, None where it has one class, ``scores`` (E + 1, n) those of its
+    images, and ``at_epoch`` the seconds of start and tuning, without evaluation. Losses are means over validation
+    examples of the mixture, of w0 and of theta. ``fell_back``: the safeguard made tuning begin from w0.
     """
 
     difference: dict[str, Tensor]

@@ -185,10 +185,7 @@ def outer_step(
 def inner_steps(
     centres: Vectors, alpha: Vectors, gradient: Callable[[int, Vectors], Vectors], steps: int, eta_in: float
 ) -> tuple[Vectors, Vectors]:
-    """``steps`` steps of Eq. 6 from ``alpha`` (K,) on centres (d, K); ``gradient(s, theta)`` gives g_s (d,).
-
-    ``theta`` has the origin subtracted. Returns alpha' = alpha_S, and the sum of the g_s (d,).
-    """
+    """``steps`` steps of Eq. 6 on centres (d, K), given g_s (d,) of (s, theta - o); returns alpha_S, sum of g_s."""
     total = {kind: torch.zeros_like(c[:, 0]) for kind, c in centres.items()}
     for s in range(steps):
         g = gradient(s, combined(centres, alpha))

@@ -72,9 +72,8 @@ class Pool:
         return tuple(latest[site] for site in sorted(latest))
 
     def curvature(self, task: int) -> dict[str, Tensor]:
-        """FedCurv's ``sum_j F_j`` and ``sum_j F_j theta_j`` over sites' latest modules before this task: (1, *shape).
-
-        FedCurv leaves a site's own module out; here it is included, so that all sites get one message.
+        """FedCurv's ``sum_j F_j`` and ``sum_j F_j theta_j`` over all sites' latest modules, the receiver's too: (1,
+        *shape).
         """
         prefixes = (IMPORTANCE, PULL)
         sums = {f"{prefix}{name}": torch.zeros_like(v) for prefix in prefixes for name, v in self.start.items()}
@@ -207,10 +206,7 @@ class Mixture:
 
 
 def mixture_of(plan: Plan, pool: Pool, task: int, settings: FedKEIConfig) -> Mixture:
-    """A plan's mixture for a task (counted from 1), of modules of the tasks before it.
-
-    It is the common start where all of them together come from fewer sites than a cluster must have.
-    """
+    """A plan's mixture for a task, of earlier tasks' modules; the common start where these are of too few sites."""
     began = time.monotonic()
     modules = {"none": (), "all": pool.before(task)}.get(plan.members, pool.last(task))
     sites = [module.site for module in modules]
@@ -244,10 +240,7 @@ def mixture_of(plan: Plan, pool: Pool, task: int, settings: FedKEIConfig) -> Mix
 
 
 def similarity(inner: Tensor, i: int) -> Tensor:
-    """FedAMP's weights (N, 1), float64, of N modules for the module at index i; nearer modules weigh more.
-
-    ``xi_j = exp(-d_j^2 / sigma) / N``, the rest for module i; sigma is the mean squared distance (our choice).
-    """
+    """FedAMP's weights (N, 1) for module i: ``xi_j = exp(-d_j^2 / sigma) / N``, sigma the mean squared distance."""
     squares = mixing.squared_distances(inner)
     n = len(squares)
     sigma = squares.sum() / max(n * (n - 1), 1)

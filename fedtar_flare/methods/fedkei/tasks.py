@@ -55,9 +55,8 @@ class DiseaseTask:
 class TaskStream:
     """The tasks of one site, in the site's order; steps are counted from 1.
 
-    Images with a label of ``base`` (:data:`NO_LABEL`: no label) are negatives from the first step on. ``from_report``
-    gives the certain and the uncertain labels of a report where the source gives none; without it, such images are left
-    out. Raises ConfigError for no task, a name given twice, or a label of two tasks, or of a task and the base.
+    Images with a label of ``base`` (:data:`NO_LABEL`: no label) are negatives from the first step on; ``from_report``
+    labels a report where the source gives no labels.
     """
 
     def __init__(

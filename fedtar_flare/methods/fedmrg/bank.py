@@ -29,10 +29,9 @@ MOST_ROWS, WIDEST, MOST_DOWN = 64, 4096, 100_000
 
 
 def rows_of_round(samples: Sequence[Sample], round_: int, rows: int, group: int, seed: int) -> list[list[Sample]]:
-    """Choose the samples of each row of a round (from 1): at most ``rows`` rows, each one visit of ``group`` patients.
+    """Choose the samples of at most ``rows`` rows of a round (from 1), each one visit of ``group`` patients.
 
-    ``samples`` are the training samples, patient by patient in the site's own secret order (``Cohort.samples``). In an
-    order by ``seed`` each row is used once before any is used again, then with the patients' next visits.
+    In an order by ``seed`` each row is used once before any is used again, then with the patients' next visits.
     """
     of_patient: dict[str, list[Sample]] = {}
     for sample in samples:

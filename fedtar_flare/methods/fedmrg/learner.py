@@ -219,10 +219,7 @@ class FedMRGLearner(ReportLearner):
         return torch.cat([self._features(self.images(p, prior=False)).cpu() for p in parts(samples, EVALUATION_BATCH)])
 
     def share_rows(self, rows: Sequence[Sequence[Sample]], round_: int, min_cell: int) -> Tensor | None:
-        """Unit rows (M, C) for the bank, by the encoder that came down, which all sites have; None without any group.
-
-        How well they reveal who is in them is measured where at least ``min_cell`` patients are in them, and are not.
-        """
+        """Unit rows (M, C) for the bank, by the encoder that came down, which all have; None without any group."""
         self.bank.begin(round_)
         if not rows:
             return None

@@ -47,10 +47,8 @@ def contrast_losses(u: Tensor, v: Tensor, patients: Tensor, bank: Tensor, *, tem
 
 
 class BatchContrast:
-    """Contrast of each visit of a part of the batch against the whole batch, by ``losses`` of (u, v, patients).
-
-    Where the batch comes in parts, the features of the whole batch are made without a graph, ``size`` samples at a
-    time, and each part's loss is ``<u, dL/du> + <v, dL/dv>`` with its value replaced: the gradient is exact.
+    """Contrast of each visit of a part of the batch against the whole, by ``losses`` of (u, v, patients), exactly:
+    features of the whole batch are made without a graph, and a part's loss is ``<u, dL/du> + <v, dL/dv>``.
     """
 
     def __init__(

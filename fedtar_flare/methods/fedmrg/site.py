@@ -112,10 +112,7 @@ class FedMRGSite(PooledSite):
         return bool(config.bank_rows and config.contrast_weight) and config.backbone != "frozen"
 
     def _shares_features(self, task: Task) -> bool:
-        """Whether rows may leave: as the site file says, by default only from synthetic data or a simulated site.
-
-        Never where the site's policy has a filter besides the guard: a privacy filter would refuse the whole update.
-        """
+        """Whether rows may leave: as the site file says, by default of no patients, never past a privacy filter."""
         return task.config.may_share("features") and streaming_allowed(task.site.workspace)
 
     def _patients_a_row(self, config: SiteConfig, min_cell: int) -> int:

@@ -34,8 +34,7 @@ LEAST_LENGTH = 1e-3
 class VisitShares:
     """The factors of one set of adapters in some layers, whose gradients are equalised inside of :meth:`equal`.
 
-    ``tally`` is no parameter of the model: its gradient (2, ranks) adds up, over all parts of a batch and all
-    processes, how many visits have a gradient of a rank, and the logarithms of its lengths.
+    The gradient (2, ranks) of ``tally`` adds up how many visits have a gradient of a rank, and its log lengths.
     """
 
     def __init__(self, peft_model: PeftModel, adapter: str, glob: str = "*"):
