@@ -203,8 +203,8 @@ def _order(origin: str, message: _Message, order: Segments, accession: str, flaw
         return {"patients": tuple(patients), **studies}
 
     status, states = raw(obr, 25), {raw(obx, 11) for obx in results}
-    after = any(raw(obx, n) for obx in results for n in range(6, 11))  # in which a value that is cut would go on
-    if states == {""} and message.ended and not after and (len(results) > 1 or len(results[0]) > 11):
+    moved = any(raw(obx, n) for obx in results for n in range(6, 11)) or len({*map(len, results)}) > 1
+    if states == {""} and message.ended and not moved and (len(results) > 1 or len(results[0]) > 11):
         states = {status} if STATUS.get(status) == FINAL else states  # HL7 requires OBX-11, and some never fill it
     texts = [obx for obx in results if not message.is_file(obx)]
     files = len(results) - len(texts) if any(raw(obx, 5) for obx in texts) else 0

@@ -139,6 +139,7 @@ RESULTS = {
     "no status, one with empty fields": (obx("a", status=""), "a"),
     "no status of one": (obx("a") + obx("b", status="", first=2), "no-result-status"),
     "no status, and cut short": (obx("a", status="") + "OBX|2|TX|||No eff", "no-result-status"),
+    "no status, and a separator lost": (obx("a", status="") + "OBX|2|TX||b||||||\r", "no-result-status"),
     "no status, and more in a later field": (obx("a", "b||not", status=""), "no-result-status"),
     "UIDs of other things": (obx("a") + obx("1.2.3", kind="ST", code="^SR Instance UID", first=2), "a"),
     "no value": (obx("a") + obx("", kind="CE", first=2), "a"),
