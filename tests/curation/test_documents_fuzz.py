@@ -208,8 +208,11 @@ def wrong(reports, files, shared):
             if f"effusion ({n})" in got and part not in got and part in view:
                 yield f"{uid} has lost '{part}'", unseen(part, view, files)
         for line in got.split("\n"):
-            parts = re.split(r"(?:^|; | \()Finding: ", line)  # of items of an SR, which damage may put into each other
-            if not (line.strip() in view or all(part.strip().rstrip(")") in view for part in parts)):
+            parts = re.split(r"(?:; | \()Finding: ", line)  # of items of an SR, which damage may put into each other
+            whole = line.strip(), line.split(": ", 1)[-1].strip()
+            if not any(text in view for text in whole) and not all(
+                re.sub(r"^Finding: |\)*$", "", part).strip() in view for part in parts
+            ):
                 yield f"{uid} has a line that no file has: {line}", False
 
 
