@@ -198,6 +198,8 @@ def _lines(findings: Check, summary: dict[str, Any]) -> list[str]:
         shared = summary["shared_pictures"]
         lines.append(f"  SAME PICTURE under different patients: {shared['pairs']} pairs, {shared['patients']} patients")
         lines += [*(f"    {text}" for text in shared["examples"]), f"    {SHARED_HELP}"]
+    rate = f", {findings.images / findings.seconds:.1f} a second" if findings.seconds > 0 else ""
+    lines.append(f"  {findings.images} images opened{rate}")
     return [*lines, f"Page (patients' images: it stays at this site): {summary['page']}"]
 
 

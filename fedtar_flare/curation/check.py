@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -54,6 +55,8 @@ class Check:
     identifiers: dict[str, list[str]] = field(default_factory=dict)  # ids of visits, by kind of likely identifier
     shared: list[tuple[Visit, Visit]] = field(default_factory=list)  # of different patients with the same picture
     thumbnails: list[Thumbnail] = field(default_factory=list)
+    seconds: float = 0.0  # that reading the images took
+    images: int = 0  # that were opened
 
     @property
     def visits(self) -> list[Visit]:
@@ -83,6 +86,11 @@ class Check:
         return [visit.age for visit in self.visits if visit.age is not None]
 
     @property
+    def words(self) -> list[int]:
+        """Length of each report in words."""
+        return [len(visit.report.split()) for visit in self.visits]
+
+    @property
     def rejections(self) -> dict[str, int]:
         """Number of rejected studies by reason, the commonest first."""
         order = sorted(self.rejected, key=lambda reason: (-len(self.rejected[reason]), reason))
@@ -108,7 +116,7 @@ class Check:
             "gap_days": spread(self.gaps),
             "sex": self.sexes,
             "age": spread(self.ages) | {"unknown": len(self.visits) - len(self.ages)},
-            "report_words": spread([len(visit.report.split()) for visit in self.visits]),
+            "report_words": spread(self.words),
             "slices": spread([shape[0] for shape in self.shapes]) if self.modality == "ct" else None,
             "slice_spacing_mm": spread([spacing[0] for spacing in self.spacings]) if self.modality == "ct" else None,
             "rejected": self.rejections,
@@ -121,6 +129,8 @@ class Check:
                 "examples": self.shared_texts,  # all: each needs a decision
             },
             "likely_identifiers": {kind: len(visits) for kind, visits in sorted(self.identifiers.items())},
+            "images_opened": self.images,
+            "seconds": round(self.seconds, 2),
         }
 
 
@@ -151,14 +161,15 @@ def check(target: Path, *, workers: int = 1, thumbnails: int = 24, say: Any = No
     patients = [patient for patient in patients if not excluded & ids_of(patient.patient_id)]
     visits = sorted((v for p in patients for v in p.visits), key=lambda v: (v.acquired, v.visit_id))
     shown = {round(i) for i in np.linspace(0, len(visits) - 1, max(0, min(thumbnails, len(visits))))}
-    items = [
-        {"image": str(v.image), "modality": v.modality, "thumbnail": i in shown, "limits": limits}
-        for i, v in enumerate(visits)
-    ]
-    progress, outcomes = Progress("image", len(items), say or (lambda line: None), every), dict[int, Any]()
+    items = []
+    for i, v in enumerate(visits):
+        items.append({"image": str(v.image), "modality": v.modality, "thumbnail": i in shown, "limits": limits})
+    progress = Progress("image", len(items), say or (lambda line: None), every)
+    start, outcomes = time.monotonic(), dict[int, Any]()
     for i, outcome in each(check_task, items, workers, limits.seconds_per_study):
         outcomes[i] = outcome
         progress(len(outcomes))
+    result.seconds, result.images = time.monotonic() - start, len(items)
     opened: dict[int, np.ndarray] = {}  # miniatures by the identity of the visit
     for i, visit in enumerate(visits):
         outcome, day = outcomes[i], f"{visit.acquired:%Y-%m-%d}"
@@ -176,9 +187,9 @@ def check(target: Path, *, workers: int = 1, thumbnails: int = 24, say: Any = No
         usable_visits = tuple(visit for visit in patient.visits if id(visit) in opened)
         if usable_visits:
             result.patients.append(Patient(patient.patient_id, patient.sex, usable_visits))
-    usable = result.visits
-    kinds = Counter(visit.modality for visit in usable)
+    kinds = Counter(visit.modality for visit in result.visits)
     result.modality = kinds.most_common(1)[0][0] if kinds else ""
+    usable = result.visits
     pairs = shared_pictures([opened[id(visit)] for visit in usable], [visit.patient_id for visit in usable])
     result.shared = [(usable[i], usable[j]) for i, j in pairs]
     for visit in usable:

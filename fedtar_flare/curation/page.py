@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from fedtar_flare.curation.check import EXAMPLES, SHARED_HELP, Check
 from fedtar_flare.metrics.labeler import report_labels, rules_for
-from fedtar_flare.reporting.format import NOTHING, whole
+from fedtar_flare.reporting.format import NOTHING, duration, whole
 from fedtar_flare.reporting.plots import SITE_COLOURS, Bar, Chart, Series, ticks
 from fedtar_flare.reporting.render import Tile, render
 
@@ -21,7 +21,7 @@ MOST_BARS = 12
 
 def data_page(check: Check) -> str:
     """Render the page of a check: one file that needs nothing else."""
-    days, words = [round(gap) for gap in check.gaps], [len(visit.report.split()) for visit in check.visits]
+    days = [round(gap) for gap in check.gaps]
     return render(
         "data.html",
         check=check,
@@ -40,7 +40,7 @@ def data_page(check: Check) -> str:
             histogram("Pairs of visits by time between them", days, "days", whole_numbers=True),
             histogram("Visits by age", check.ages, "years"),
         ],
-        of_reports=[histogram("Reports by length", words, "words", whole_numbers=True), *_by_year(check)],
+        of_reports=[histogram("Reports by length", check.words, "words", whole_numbers=True), *_by_year(check)],
         of_images=_of_images(check),
     )
 
@@ -58,8 +58,10 @@ def _tiles(check: Check) -> list[Tile]:
         if values:
             middle, extent = f"{median(values):.0f}", f"{min(values):.0f} to {max(values):.0f} {unit}"
         tiles.append(Tile(f"{title}, median", middle, extent))
+    rate = f"{duration(check.seconds)}, {check.images / check.seconds:.1f}/s" if check.seconds > 0 else ""
     rejected = whole(sum(check.rejections.values()))
-    return [*tiles, Tile("Rejected studies", rejected, f"{len(check.rejected)} reason(s)" if check.rejected else "")]
+    tiles.append(Tile("Rejected studies", rejected, f"{len(check.rejected)} reason(s)" if check.rejected else ""))
+    return [*tiles, Tile("Images opened", whole(check.images), rate)]
 
 
 def _by_year(check: Check) -> list[Markup]:
