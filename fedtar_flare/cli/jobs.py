@@ -93,6 +93,11 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--min-sites", type=int, help=fewer)
     command.add_argument("--force", action="store_true", help="although FLARE says it runs (its server was killed)")
 
+    command = add_command(commands, release, "let a run's adapter leave the study, if every site has voted for it")
+    command.add_argument("run_folder", type=Path, metavar="run", help="folder of the run, with the sites' votes in it")
+    command.add_argument("--project", type=Path, required=True, help="the project file that the sites have voted by")
+    command.add_argument("--kit", type=Path, required=True, help="kit of the study lead, who signs")
+
     command = add_command(commands, continue_, "go on with a run: rounds on the next period's visits, as a new job")
     command.add_argument("run_to_continue", metavar="RUN", help="id of an ended job, or results of a simulation")
     choice = command.add_mutually_exclusive_group(required=True)
@@ -249,6 +254,18 @@ def resume(arguments: argparse.Namespace) -> None:
 
     job_id = resume(**given(arguments, "job_id", "kit", "job_folder", "rounds", "min_sites", "force"))
     show(arguments, {"job_id": job_id, "resumes": arguments.job_id}, job_id)
+
+
+def release(arguments: argparse.Namespace) -> None:
+    """Check the votes that the sites' staff signed (fedtar site vote), and write the model card and the signed
+    release.json beside the adapter. Refused, with the reasons, where a vote is missing, says no, was changed, is of
+    another adapter or by another project file, or a gate holds it. 'fedtar generate --root' verifies a release.
+    """
+    from fedtar_flare.reporting.run import read_run
+    from fedtar_flare.site.release import read_project, release
+
+    manifest = release(read_run(arguments.run_folder), read_project(arguments.project), arguments.kit)
+    show(arguments, {"manifest": manifest}, f"released: {manifest}")
 
 
 def continue_(arguments: argparse.Namespace) -> None:

@@ -18,6 +18,8 @@ def add_commands(commands: Commands) -> None:
     command = add_command(commands, generate, what, with_json=False)
     command.add_argument("study", type=Path, help="DICOM folder, file or zip, NIfTI, PNG, JPEG or DICOM radiograph")
     command.add_argument("--adapter", type=Path, required=True, help="the adapter folder that a run left")
+    text = "root certificate of its federation (rootCA.pem of a kit), by which its release is verified"
+    command.add_argument("--root", type=Path, metavar="FILE", help=text)
     command.add_argument("--state", type=Path, help="the site's state of that run: <state folder>/<run id>/<site>")
     command.add_argument("--key", type=Path, help="the site's key file, fedtar.key (not needed for a simulated site)")
     command.add_argument("--patient-id", help="as the site knows it (default: the DICOM header's)")
@@ -100,6 +102,8 @@ def generate(arguments: argparse.Namespace) -> None:
     hospital outside the run. A model that reads findings lists them below the text, with side, degree, change since
     the previous visit and the probabilities of these; what is not known is left open, and without a previous visit no
     change is claimed. Every output is marked as a draft, not for clinical use.
+
+    With --root, an adapter that was not released by all sites of its study, or was changed since, is refused.
     """
     from fedtar_flare.models.sources import garbage_collection_paused
 
@@ -107,7 +111,12 @@ def generate(arguments: argparse.Namespace) -> None:
         from fedtar_flare.learning.draft_documents import diagnostic_report, structured_report
         from fedtar_flare.learning.drafting import DISCLAIMER, Drafter
         from fedtar_flare.learning.study import study_of
+        from fedtar_flare.site.release import MANIFEST, verify_release
 
+    if arguments.root:
+        verify_release(arguments.adapter, arguments.root)
+    elif (manifest := arguments.adapter / MANIFEST).is_file():
+        raise ConfigError(f"{manifest} says that the adapter was released: name the root certificate (--root)")
     if arguments.format == "sr" and arguments.out is None:
         raise ConfigError("a DICOM SR is a file: name it with --out")
     if arguments.stow and arguments.format != "sr":

@@ -52,7 +52,7 @@ HEAD = ("time", "site", "method", "task", "round", "step", "outcome", "tensors",
 
 def add_commands(commands: Commands) -> None:
     """Add the commands."""
-    group = add_group(commands, "site", "pause, leave or join; describe or approve jobs; audit a model; purge")
+    group = add_group(commands, "site", "pause, leave or join; describe, approve jobs; audit, release a model; purge")
     for name, (summary, text, _) in DECISIONS.items():
         command = group.add_parser(name, help=summary, description=text)
         add_site_choice(command)
@@ -91,8 +91,15 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("results", type=Path, metavar="run", help="folder of the run, or its adapter folder alone")
     text = "also compare with N repetitions (2 or more) of this site's part of the run on random halves of its patients"
     command.add_argument("--shadows", type=int, default=0, metavar="N", help=text)
-    command.add_argument("--summary", type=Path, metavar="FOLDER", help="also write there, rounded, what may leave")
     add_repeated(command, "--set", "GROUP.NAME=VALUE", "a setting of the base model, such as model.weights=PATH")
+    add_site_choice(command)
+
+    command = add_command(group, vote, "sign whether a run's adapter, audited here before, may leave the study")
+    command.add_argument("results", type=Path, metavar="run", help="folder of the run, or its adapter folder alone")
+    command.add_argument("answer", choices=("yes", "no"), help="what the site's staff decides")
+    command.add_argument("--project", type=Path, required=True, help="project file: the sites that vote, and the gates")
+    command.add_argument("-o", "--out", type=Path, default=Path(), help="folder for the vote (default: this one)")
+    command.add_argument("--signs", type=Path, metavar="KIT", help="of a simulated site: the kit that signs")
     add_site_choice(command)
 
     command = add_command(commands, audit, "what left a site: totals of each job, or every message with its tensors")
@@ -210,33 +217,53 @@ def audit_model(arguments: argparse.Namespace) -> int:
     held-out ones (an AUC of 0.5 tells nothing), and phrases of 8 words in its drafts that stand in one patient's
     reports alone. Exit code 1 where it is above the site's policy.max_membership_auc.
 
-    Everything stays here, but for --summary: the study lead puts that file into the run's folder for the model card.
+    Everything stays here; 'fedtar site vote' gives the study lead a rounded summary.
     """
     from fedtar_flare.models.sources import garbage_collection_paused
-    from fedtar_flare.reporting.run import find_run
     from fedtar_flare.site.site_file import load_site_config
 
     with garbage_collection_paused():
-        from fedtar_flare.core.files import write_json
-        from fedtar_flare.models.adapters.peft_file import ADAPTER_INFO
-        from fedtar_flare.reporting.model_audit import SUMMARY, table
+        from fedtar_flare.reporting.model_audit import table
         from fedtar_flare.runtime.shadows import train_shadow
         from fedtar_flare.site.model_audit import audit_model
 
-    folder, site = arguments.results, _site(arguments)
-    adapter = folder if (folder / ADAPTER_INFO).is_file() else find_run(folder) / "adapter"
+    adapter, site = _adapter(arguments.results), _site(arguments)
     config = load_site_config(site.name, workspace=site.workspace, simulator=site.simulated)
     model = grouped(arguments.set, ("model",)).get("model", {})
     with ProgressLine() as line:
-        result, summary = audit_model(adapter, site, config, model, line, arguments.shadows, train_shadow)
-    lines = table(result)
-    if arguments.summary:
-        arguments.summary.mkdir(parents=True, exist_ok=True)
-        file = write_json(arguments.summary / SUMMARY.format(site=site.name), summary.to_dict())
-        _record(site, "summary of a model audit written", f"run {summary.run_id}", "(model audit)")
-        lines.append(f"for the study lead: {file}")
-    show(arguments, result, *lines)
-    return int(summary.held)
+        result = audit_model(adapter, site, config, model, line, arguments.shadows, train_shadow)
+    show(arguments, result, *table(result))
+    return int(result["held"])
+
+
+def vote(arguments: argparse.Namespace) -> int:
+    """Sign this site's vote on the release of an adapter, with its dossier: the audit, rounded; data card; privacy
+    account; approval; version. The file goes to the study lead. Exit code 1 where a gate of the project file, or the
+    site's policy, holds the release whatever the answer.
+    """
+    from fedtar_flare.core.files import write_bytes
+    from fedtar_flare.reporting.model_audit import VOTE
+    from fedtar_flare.site.release import read_project, vote
+    from fedtar_flare.site.signatures import sign
+    from fedtar_flare.site.site_file import load_site_config
+
+    site, project = _site(arguments), read_project(arguments.project)
+    config = load_site_config(site.name, workspace=site.workspace, simulator=site.simulated)
+    dossier = vote(_adapter(arguments.results), site, config, project, arguments.answer == "yes")
+    signed = sign(dossier.to_dict(), arguments.signs or site.workspace)
+    _record(site, "vote signed", f"run {dossier.run_id}: {arguments.answer}", "(release)")
+    file = write_bytes(arguments.out / VOTE.format(site=site.name), signed)
+    lines = [f"sites that vote: {', '.join(project.sites)}", f"gates: {project.gates}"]
+    lines += [f"HELD: {reason}" for reason in dossier.reasons]
+    show(arguments, dossier.to_dict(), *lines, f"{site.name} votes {arguments.answer}; for the study lead: {file}")
+    return int(bool(dossier.reasons))
+
+
+def _adapter(folder: Path) -> Path:
+    from fedtar_flare.models.adapters.peft_file import ADAPTER_INFO
+    from fedtar_flare.reporting.run import find_run
+
+    return folder if (folder / ADAPTER_INFO).is_file() else find_run(folder) / "adapter"
 
 
 def _site(arguments: argparse.Namespace) -> Site:

@@ -80,6 +80,12 @@ def read_text(path: Path, most: int = MOST_TEXT) -> str:
     return re.sub("\r\n?", "\n", read_bytes(path, most).decode("utf-8-sig"))
 
 
+def hashes(folder: Path) -> dict[str, str]:
+    """SHA-256 of each file in a folder, by name."""
+    paths = sorted(path for path in folder.iterdir() if not path.is_dir())
+    return {path.name: hashlib.sha256(read_bytes(path, most=1 << 40)).hexdigest() for path in paths}
+
+
 def is_pointer(path: Path) -> bool:
     """Tell whether a file is only the pointer of git-lfs to a file."""
     with suppress(OSError), open_regular(path) as file:

@@ -1,4 +1,4 @@
-"""An audit of an adapter (:mod:`fedtar_flare.site.model_audit`) as text, and the summary that may leave the site."""
+"""An audit of an adapter (:mod:`fedtar_flare.site.model_audit`) as text, and the vote in which a part of it leaves."""
 
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -10,8 +10,8 @@ from fedtar_flare.core.files import read_json
 from fedtar_flare.core.settings import Settings, build
 from fedtar_flare.core.text import columns, plain
 
-SUMMARY = "model-audit-{site}.json"  # a site's, in the folder of the run
-STEP = 0.05  # to a multiple of which every share of a summary is rounded
+VOTE = "vote-{site}.json"  # a site's, in the folder of the run
+STEP = 0.05  # to a multiple of which every share of an audit that leaves is rounded
 PARTS = ("warm start", "shared adapter", "with patient adapter", "as it writes at the site")
 MEASURES = {
     "membership_auc": "membership AUC",
@@ -27,16 +27,41 @@ MEASURES = {
 }
 
 
-class AuditSummary(Settings):
-    """The part of an audit that a site's staff may hand to the study lead."""
+class Project(Settings):
+    """Who votes on a release, and what holds it: names and group ``release`` of a project file."""
+
+    name: str
+    sites: tuple[str, ...] = Field(min_length=1)
+    max_membership_auc: float = Field(0.6, ge=0.5, le=1, description="held where a 95 % interval lies above it")
+    max_phrases: float = Field(0.02, ge=0, le=1, description="of one training patient alone, beyond those by chance")
+    max_exposure: float = Field(0.5, ge=0, le=1, description="mean of the canaries, as a share of 8 bits")
+    max_epsilon: float | None = Field(None, gt=0, description="of per-patient DP-SGD; none: no account is asked for")
+
+    @property
+    def gates(self) -> str:
+        """The gates as text."""
+        return ", ".join(f"{name} {value}" for name, value in self.to_dict().items() if name.startswith("max_"))
+
+
+class Vote(Settings):
+    """A site's dossier on an adapter, and what its staff decides; ``reasons`` hold the release whatever that is."""
 
     site: str = Field(max_length=128, description="name of the site")
     run_id: str = Field(max_length=64, description="run that was audited")
     round: int = Field(ge=0, description="round of the adapter")
-    held: bool = Field(description="whether the site asks the lead to hold the adapter's release")
+    held: bool = Field(description="whether the site's own policy asks to hold the release")
     parts: dict[str, dict[str, Annotated[float, Field(ge=0, le=1)] | None]] = Field(
         description="measures by model, rounded; None where a measure does not apply"
     )
+    adapter: dict[str, str] = Field(description="SHA-256 of its files, by name")
+    project: Project = Field(strict=False, description="by which the site votes")
+    yes: bool
+    reasons: tuple[str, ...] = Field(description="gates that the audit is beyond, and the like")
+    data: dict[str, str | int] = Field(description="source, time steps, patients in whole cells")
+    epsilon: dict[str, float] = Field(description="at delta 1e-5 of all runs, rounded up, by what has noise")
+    approval: str = Field(description="digest of the job that the site approved for this run; empty: none")
+    version: str
+    time: str
 
     def validation_errors(self) -> Iterator[tuple[str, str]]:
         if not set(self.parts) <= set(PARTS) or any(not set(part) <= set(MEASURES) for part in self.parts.values()):
@@ -49,7 +74,7 @@ class AuditSummary(Settings):
 
 
 def rounded(parts: Mapping[str, Any], counts: Mapping[str, Mapping[str, int]], least: int) -> dict[str, Any]:
-    """Round the parts of an audit for its summary, and leave out measures of groups of too few patients."""
+    """Round the parts of an audit that leave the site, and leave out measures of groups of too few patients."""
     few = {kind: any(group[kind] < max(1, least) for group in counts.values()) for kind in ("all", "rare")}
     shown = [name for name in MEASURES if not few["all"] and not (name == "rare_auc" and few["rare"])]
 
@@ -79,11 +104,11 @@ def table(audit: Mapping[str, Any]) -> list[str]:
     return lines + ["ABOVE the site's policy.max_membership_auc: ask to hold the release"] * audit["held"]
 
 
-def read_summaries(folder: Path, run_id: str) -> list[AuditSummary]:
-    """The summaries of a run in its folder, by file name; a malformed one is a ConfigError."""
-    files = sorted(folder.glob(SUMMARY.format(site="*")))
-    summaries = [build(AuditSummary, read_json(file), str(file)) for file in files]
-    return [summary for summary in summaries if summary.run_id == run_id]
+def read_votes(folder: Path, run_id: str) -> list[Vote]:
+    """The votes on a run in its folder, by file name, not verified; a malformed one is a ConfigError."""
+    files = sorted(folder.glob(VOTE.format(site="*")))
+    votes = [build(Vote, read_json(file).get("content"), str(file)) for file in files]
+    return [vote for vote in votes if vote.run_id == run_id]
 
 
 def _measure(part: Mapping[str, Any], name: str) -> float | None:

@@ -9,7 +9,7 @@ from fedtar_flare.core.files import write_text
 from fedtar_flare.core.text import plain
 from fedtar_flare.reporting.alarms import alarm_section
 from fedtar_flare.reporting.format import flat, number, size, times, visits
-from fedtar_flare.reporting.model_audit import MEASURES, read_summaries
+from fedtar_flare.reporting.model_audit import MEASURES, Vote, read_votes
 from fedtar_flare.reporting.render import render_markdown
 from fedtar_flare.reporting.run import SPLITS, Run
 from fedtar_flare.reporting.scores import groups, score_rows, start_name
@@ -27,7 +27,7 @@ def write_model_card(run: Run, folder: Path | str) -> Path:
 def model_card(run: Run) -> str:
     """The card as Markdown with the YAML head that model hubs read."""
     start = run.start
-    summaries = read_summaries(run.folder, run.start.run_id)
+    votes = read_votes(run.folder, run.start.run_id)
     rows, off = score_rows(run), score_rows(run, generic=True)
     return render_markdown(
         "card.md",
@@ -46,11 +46,20 @@ def model_card(run: Run) -> str:
         began=start_name(run),
         tables=groups(rows),
         off=groups(off),
-        audits=summaries,
+        votes=votes,
+        dossier_head=["site", "vote", "data and patients", "epsilon", "approved job", "version", "signed"],
+        dossiers=[_dossier(vote) for vote in votes],
         audit_head=["site", "part", *MEASURES.values()],
-        audit_rows=[row for summary in summaries for row in summary.rows()],
+        audit_rows=[row for vote in votes for row in vote.rows()],
         settings=[*flat(start.settings), *start.versions.items()],
     )
+
+
+def _dossier(vote: Vote) -> tuple[str, ...]:
+    answer, epsilon = "yes" if vote.yes else "no", [f"{value:g} ({of})" for of, value in vote.epsilon.items()]
+    held = f"{answer}; held: {', '.join(vote.reasons)}" if vote.reasons else answer
+    card = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in vote.data.items())
+    return vote.site, held, card, ", ".join(epsilon) or "none", vote.approval[:12] or "none", vote.version, vote.time
 
 
 def base_model(run: Run) -> str:

@@ -40,7 +40,8 @@ def train_shadow(
     about["time_steps"] = run["time_steps"]
     with TemporaryDirectory() as folder, hub_access(allowed=False):
         state, here = SiteState(folder, "shadow", site.name), {"records": Path(folder), "stop_if_aborted": lambda: None}
-        shadow: Any = SimpleNamespace(name=site.name, simulated=site.simulated, workspace=site.workspace, **here)
+        about_site = {"name": site.name, "simulated": site.simulated, "workspace": site.workspace, "of_job": []}
+        shadow: Any = SimpleNamespace(**about_site, **here)
         begin = TaskHeader(**about, round=0, step=0, after=version(0, 0), initial_site=site.name)
         task = Task(
             name=HANDSHAKE,

@@ -175,6 +175,7 @@ class SiteStrategy(ABC):
         about = {"data": self.settings.data.to_dict(), "seed": self.seed, "canaries": task.config.canaries}
         job = {"method": self.method.name, "preset": self.preset, "settings": self.groups}
         about["job"] = job | {"rounds": header.rounds, "rounds_per_period": header.rounds_per_period}
+        about["sites"] = task.site.of_job
         task.state.fix_run(header, self.timeline_text(header.time_steps), schema, about)
         counts = cohort.counts(least)
         if not self.divides_visits:

@@ -121,6 +121,11 @@ class PatientLedger:
         accountant.history = [(z, q, steps) for (z, q), steps in counted.items()]
         return float(accountant.get_epsilon(PATIENT_DELTA))
 
+    def spent(self, run: str) -> float | None:
+        """Give epsilon of all updates that count; None where this run made none."""
+        entries = self._runs.get(run)
+        return self.epsilon_with(*entries[0][:2], updates=0) if entries else None
+
     def add(self, run: str, multiplier: float, rate: float, updates: int) -> None:
         """Count updates and write the file before returning."""
         self._runs.setdefault(run, []).append((multiplier, rate, updates))

@@ -80,6 +80,12 @@ class Site:
         """Folder of the job's app as FLARE has put it here."""
         return Path(self.engine.get_workspace().get_app_dir(self.job))
 
+    @property
+    def of_job(self) -> list[str]:
+        """Names of the sites that FLARE has started the job at, as the server says; empty where it says nothing."""
+        clients: Any = getattr(self.engine, "get_clients", list)()
+        return [str(client.name) for client in clients or ()]
+
     def limit(self, seconds: float | None) -> None:
         """Bound the task's time."""
         self._most_seconds = math.inf if seconds is None else seconds

@@ -37,14 +37,16 @@ from fedtar_flare.learning.labels import labeler_of
 from fedtar_flare.learning.site_model import EVALUATION_BATCH, SiteModel
 from fedtar_flare.learning.training import parts
 from fedtar_flare.metrics.language import clean
-from fedtar_flare.models.adapters.peft_file import read_adapter_info
+from fedtar_flare.models.adapters.peft_file import adapter_hashes, read_adapter_info
 from fedtar_flare.models.sources import hub_access
-from fedtar_flare.reporting.model_audit import PARTS, AuditSummary, rounded
+from fedtar_flare.reporting.model_audit import PARTS, rounded
 from fedtar_flare.site.cohort import prepare_site
 from fedtar_flare.site.context import Site
 from fedtar_flare.site.site_file import SiteConfig
 from fedtar_flare.site.state import SiteState
 
+AUDIT = "model-audit.json"
+"""What an audit leaves in the site's state of the run."""
 WORDS = 8
 """Length of the phrases that are counted."""
 RARE = 0.1
@@ -57,8 +59,12 @@ Texts = Sequence[tuple[str, str]]
 
 
 def verbatim(drafts: Texts, reports: Texts, trained: AbstractSet[str]) -> dict[str, float]:
-    """Search drafts for phrases that are in the ``reports`` of one patient only."""
-    shares: dict[str, float] = {"own": 0.0, "other": 0.0, "longest_own": 0, "longest_other": 0}
+    """Search drafts for phrases that are in the ``reports`` of one patient only.
+
+    The shares of all phrases are of the draft's own patient, of ``other`` patients who were trained on, and of
+    ``unseen`` ones, whose phrases come by chance.
+    """
+    shares: dict[str, float] = {"own": 0.0, "other": 0.0, "unseen": 0.0, "longest_own": 0, "longest_other": 0}
     words, seen = WORDS, True
     while seen:
         owners: dict[tuple[str, ...], str | None] = {}  # None: several patients
@@ -67,11 +73,13 @@ def verbatim(drafts: Texts, reports: Texts, trained: AbstractSet[str]) -> dict[s
         count, seen = Counter[str](), False
         for patient, phrase in _phrases(drafts, words):
             owner, seen = owners.get(phrase), seen or phrase in owners
-            count.update(all=1, own=owner == patient, other=owner != patient and owner in trained)
-        for kind in ("own", "other"):
+            count.update(all=1, own=owner == patient)
+            if owner not in (None, patient):
+                count["other" if owner in trained else "unseen"] += 1
+        for kind in ("own", "other", "unseen"):
             if words == WORDS and count["all"]:
                 shares[kind] = count[kind] / count["all"]
-            if count[kind]:
+            if count[kind] and kind != "unseen":
                 shares[f"longest_{kind}"] = words
         words += 1
     return shares
@@ -119,8 +127,8 @@ def audit_model(
     say: Callable[[str], object],
     shadows: int = 0,
     shadow: Callable[..., SiteModel] | None = None,
-) -> tuple[dict[str, Any], AuditSummary]:
-    """Audit an adapter on the patients of a site that took part in its run."""
+) -> dict[str, Any]:
+    """Audit an adapter on the patients of a site that took part in its run; under ``rounded`` is what may leave."""
     if shadows and shadows < 2:
         raise ConfigError(f"--shadows {shadows}: 2 or more, so that each patient was not seen by at least one")
     info = read_adapter_info(adapter)
@@ -179,18 +187,19 @@ def audit_model(
         reference = reference or loss
         auc, error = membership_auc(score, ids["training"])
         rare_auc, _ = membership_auc({patient: -loss[patient] for patient in rare}, ids["training"])
-        loss_auc, _ = membership_auc({patient: -value for patient, value in loss.items()}, ids["training"])
+        loss_auc, loss_error = membership_auc({patient: -value for patient, value in loss.items()}, ids["training"])
         result: dict[str, Any] = {
             "membership_auc": auc,
             "standard_error": error,
             "loss_auc": loss_auc,
+            "loss_error": loss_error,
             "rare_auc": rare_auc,
         }
         if writes:
             result |= {group: verbatim(texts, reports, ids["training"]) for group, (_, texts) in of_groups.items()}
         if outside and name != PARTS[0]:
             scores = likelihood_scores(loss, [losses[name] for losses in outside])
-            result["shadow_auc"] = membership_auc(scores, ids["training"])[0]
+            result["shadow_auc"], result["shadow_error"] = membership_auc(scores, ids["training"])
             result |= zip(("shadow_found", "shadow_interval"), detection_rate(scores, ids["training"]), strict=True)
         if planted:
             bits = [exposure(part, canary, personal) for canary in planted]
@@ -208,10 +217,10 @@ def audit_model(
     bound = config.policy.max_membership_auc
     kinds = ("membership_auc", "loss_auc", *(["shadow_auc"] if outside else []))
     worst = max(results[name][by] for name in list(results)[1:] for by in kinds)
-    summary = AuditSummary(held=bound is not None and worst > bound, parts=rounded(results, counts, least), **about)
-    details = about | {"patients": counts, "parts": results, "held": summary.held}
-    write_json(state.folder / "model-audit.json", details, PRIVATE)
-    return details, summary
+    details = about | {"patients": counts, "parts": results, "held": bound is not None and worst > bound}
+    details |= {"least": least, "rounded": rounded(results, counts, least), "adapter": adapter_hashes(adapter)}
+    write_json(state.folder / AUDIT, details, PRIVATE)
+    return details
 
 
 @torch.no_grad()

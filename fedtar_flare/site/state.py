@@ -147,7 +147,8 @@ class SiteState:
             fixed: dict[str, Any] = {"time_steps": header.time_steps, "timeline": timeline, "score": header.score}
             if (before := self._run.get("time_steps", header.time_steps)) < header.time_steps:
                 fixed["begun"] = [int(header.after[:4]), before + 1]
-            self._write_run({**fixed, "schema": schema.to_dict(), **about})
+            sites = sorted({*self._run.get("sites", ()), *about.get("sites", ())})
+            self._write_run({**fixed, "schema": schema.to_dict(), **about, "sites": sites})
 
     def check_run(self, header: TaskHeader, timeline: str) -> None:
         """Refuse other time steps, or reports to score, than the run's first ones; a handshake may add periods."""

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from fedtar_flare.core.errors import ConfigError, ExchangeError
-from fedtar_flare.core.files import is_pointer, read_text, write_bytes, write_text
+from fedtar_flare.core.files import hashes, is_pointer, read_text, write_bytes, write_text
 from fedtar_flare.core.settings import matches
 from fedtar_flare.protocol.exchange import lowered
 
@@ -93,6 +93,12 @@ def write_adapter(
         (folder / ADAPTER_CONFIG).unlink(missing_ok=True)
     if info is not None:
         write_text(folder / ADAPTER_INFO, json.dumps(dict(info), indent=2, sort_keys=True))
+
+
+def adapter_hashes(folder: Path) -> dict[str, str]:
+    """SHA-256 of the files that decide what an adapter writes, by name."""
+    parts = (ADAPTER_WEIGHTS, ADAPTER_CONFIG, EXTRA_WEIGHTS, ADAPTER_INFO)
+    return {name: digest for name, digest in hashes(folder).items() if name in parts}
 
 
 def read_adapter_info(folder: Path | str) -> dict[str, Any]:

@@ -1,0 +1,146 @@
+"""The release of a run's adapter: a vote of every site of the study, signed by its own key, and a signed manifest.
+
+A vote is of one adapter, file by file, and of the sites and gates of the project file that the staff has seen, so that
+it is of no use for another. Gates are held against the audit's exact figures at the site; what leaves is rounded.
+"""
+
+import math
+import time
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedtar_flare.core.errors import ConfigError, FedTARError
+from fedtar_flare.core.files import hashes, read_bytes, read_json, read_yaml, write_bytes
+from fedtar_flare.core.settings import build
+from fedtar_flare.data.minimum_cell import round_to_cell
+from fedtar_flare.models.adapters.peft_file import adapter_hashes, read_adapter_info
+from fedtar_flare.reporting.model_audit import MEASURES, PARTS, VOTE, Project, Vote
+from fedtar_flare.reporting.model_card import write_model_card
+from fedtar_flare.reporting.run import Run
+from fedtar_flare.site.accountant import FILE, PATIENT_DELTA, PATIENT_FILE, Ledger, PatientLedger
+from fedtar_flare.site.approval import approvals
+from fedtar_flare.site.context import Site
+from fedtar_flare.site.model_audit import AUDIT
+from fedtar_flare.site.signatures import sign, verify
+from fedtar_flare.site.site_file import SiteConfig
+from fedtar_flare.site.state import SiteState
+from fedtar_flare.version import __version__
+
+MANIFEST = "release.json"
+UTC = "%Y-%m-%dT%H:%M:%SZ"
+LEADS = ("lead", "project_admin")
+"""Roles whose key signs a manifest."""
+
+
+def read_project(file: Path) -> Project:
+    """Read the sites and gates of a project file, in the form of ``nvflare provision``."""
+    content = read_yaml(file, "a project")
+    try:
+        sites = sorted(entry["name"] for entry in content["participants"] if entry["type"] == "client")
+        return build(Project, {**content["release"], "name": content["name"], "sites": sites}, f"{file}: release")
+    except (KeyError, TypeError) as error:
+        raise ConfigError(f"{file}: no 'name', 'participants' or 'release' (gates; {{}}: the defaults)") from error
+
+
+def vote(adapter: Path, site: Site, config: SiteConfig, project: Project, yes: bool) -> Vote:
+    """Make a site's vote on an adapter that it has audited."""
+    run_id, files = str(read_adapter_info(adapter)["run_id"]), adapter_hashes(adapter)
+    state = SiteState(site.state_root(config.state_dir), run_id, site.name)
+    about, audited = state.about_run(), read_json(file) if (file := state.folder / AUDIT).is_file() else {}
+    if audited.get("adapter") != files:
+        raise ConfigError(f"{adapter} was not audited here as it is now: run 'fedtar site audit-model' first")
+    scope = run_id if site.simulated else None
+    epsilon = {"patients": PatientLedger(site.records / PATIENT_FILE, scope).spent(run_id)}
+    reasons = [*gates_beyond(project, audited, epsilon["patients"])]
+    if Ledger(site.records / FILE, run_id).spent(PATIENT_DELTA).releases:
+        epsilon["messages"] = Ledger(site.records / FILE, scope).spent(PATIENT_DELTA).epsilon
+    if audited["held"]:
+        reasons.append("max_membership_auc of the site's own policy")
+    if unnamed := {site.name, *about.get("sites", ())} - set(project.sites):
+        reasons.append(f"the project file does not name {', '.join(sorted(unnamed))} of the run")
+    patients = {name: round_to_cell(group["all"], audited["least"]) for name, group in audited["patients"].items()}
+    content = {name: audited[name] for name in ("site", "run_id", "round", "held", "adapter")}
+    content |= {"parts": audited["rounded"], "project": project, "yes": yes, "reasons": reasons}
+    content |= {"data": {"source": config.source, "time_steps": about["time_steps"], **patients}}
+    # finer, epsilon would count patients
+    content |= {"epsilon": {of: math.ceil(10 * value) / 10 for of, value in epsilon.items() if value is not None}}
+    content |= {"approval": next((entry.digest for entry in approvals(site.records) if entry.run == run_id), "")}
+    return build(Vote, content | {"version": __version__, "time": time.strftime(UTC, time.gmtime())}, str(file))
+
+
+def gates_beyond(gates: Project, audited: Mapping[str, Any], epsilon: float | None) -> Iterator[str]:
+    """Name the gates that an audit of the shared adapter, by its exact figures, is beyond."""
+    part, patients = audited["parts"][PARTS[1]], audited["patients"]
+    for name, error in {"membership_auc": "standard", "loss_auc": "loss", "shadow_auc": "shadow"}.items():
+        if name in part and part[name] - 1.96 * part[f"{error}_error"] > gates.max_membership_auc:
+            yield f"max_membership_auc ({MEASURES[name]})"
+    training, held_out = part["training"], part["held_out"]
+    by_chance = patients["training"]["all"] / patients["held_out"]["all"]
+    others = (group["other"] - by_chance * group["unseen"] for group in (training, held_out))
+    if max(training["own"] - held_out["own"], *others) > gates.max_phrases:
+        yield "max_phrases"
+    if part.get("exposure", 0) > gates.max_exposure or part.get("written"):
+        yield "max_exposure"
+    if gates.max_epsilon is not None and (epsilon is None or epsilon > gates.max_epsilon):
+        yield "max_epsilon"
+
+
+def release(run: Run, project: Project, kit: Path) -> Path:
+    """Check the votes in a run's folder, and write card and manifest beside the adapter; or refuse."""
+    adapter, root = run.folder / "adapter", kit / "startup" / "rootCA.pem"
+    files = {site: run.folder / VOTE.format(site=site) for site in project.sites}
+    votes = {site: read_bytes(file).decode("latin-1") for site, file in files.items() if file.is_file()}
+    learnt_from = {*run.start.sites, *(site for step in run.steps for site in step.sites)}
+    check_votes(votes, adapter, root, project, learnt_from)
+    write_model_card(run, adapter)
+    content = {"votes": votes, "files": _files(adapter), "time": time.strftime(UTC, time.gmtime())}
+    manifest = write_bytes(adapter / MANIFEST, sign(content, kit))
+    verify_release(adapter, root)
+    return manifest
+
+
+def verify_release(adapter: Path, root: Path) -> None:
+    """Verify that every site voted for an adapter as it lies in its folder; FedTARError where anything differs."""
+    if not (manifest := adapter / MANIFEST).is_file():
+        raise FedTARError(f"{adapter} has no {MANIFEST}: it was not released")
+    content, (name, *roles) = verify(read_bytes(manifest), root, str(manifest))
+    if not set(roles) & set(LEADS):
+        raise FedTARError(f"{manifest} is signed by {name}, whose role is not {' or '.join(LEADS)}")
+    if changed := {name for name, _ in content["files"].items() ^ _files(adapter).items()}:
+        raise FedTARError(f"{adapter} is not as it was released: {', '.join(sorted(changed))}")
+    check_votes(content["votes"], adapter, root)
+
+
+def check_votes(
+    votes: Mapping[str, str],
+    adapter: Path,
+    root: Path,
+    project: Project | None = None,
+    learnt_from: Collection[str] = (),
+) -> None:
+    """Check signed votes by site, all by one project file; FedTARError with all that stands against a release."""
+    info, files, problems = read_adapter_info(adapter), adapter_hashes(adapter), []
+    for site, signed in votes.items():
+        try:
+            content, signer = verify(signed.encode("latin-1"), root, f"the vote of {site}")
+            ballot = build(Vote, content, f"the vote of {site}")
+        except ConfigError as error:
+            problems.append(str(error))
+            continue
+        project = project or ballot.project
+        if [site, ballot.site] != [*signer, site]:
+            problems.append(f"the vote of {site} is signed by {' '.join(signer)}, for {ballot.site}")
+        if (ballot.run_id, ballot.round, ballot.adapter) != (info["run_id"], info["round"], files):
+            problems.append(f"{site} voted on another adapter, of run {ballot.run_id}, round {ballot.round}")
+        if ballot.project != project:
+            problems.append(f"{site} voted by a project file with other sites or gates")
+        problems += [f"{site} votes no"] * (not ballot.yes) + [f"{site} is held: {why}" for why in ballot.reasons]
+    asked = {*(project.sites if project else ["any site"]), *learnt_from}
+    problems += [f"no vote of {site}, or none is asked for" for site in sorted(asked ^ set(votes))]
+    if problems:
+        raise FedTARError("\n".join(["not released:", *problems]))
+
+
+def _files(adapter: Path) -> dict[str, str]:
+    return {name: digest for name, digest in hashes(adapter).items() if name != MANIFEST}
