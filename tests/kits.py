@@ -1,6 +1,11 @@
 """A hospital's startup kit, and a table of radiographs, as far as a site looks at them."""
 
+from types import SimpleNamespace
+
 import numpy as np
+import yaml
+from nvflare.lighter.provision import prepare_builders, prepare_project
+from nvflare.lighter.provisioner import Provisioner
 from PIL import Image
 
 
@@ -10,6 +15,20 @@ def make_kit(folder, site_file="source: synthetic\n"):
     (folder / "startup" / "fed_client.json").write_text("{}")
     (folder / "local" / "fedtar.yaml").write_text(whole(site_file))
     return folder
+
+
+def provisioned(repository, folder, sites=None):
+    """FLARE's kits of the trial project, with gates and, if given, other sites."""
+    content = yaml.safe_load((repository / "provisioning" / "project-localhost.yml").read_text()) | {"release": {}}
+    if sites:
+        others = [entry for entry in content["participants"] if entry["type"] != "client"]
+        content["participants"] = [*others, *({"name": name, "type": "client", "org": "hub"} for name in sites)]
+    (folder / "project.yml").write_text(yaml.safe_dump(content))
+    assert (
+        not Provisioner(str(folder), prepare_builders(content)).provision(prepare_project(content)).get("build_error")
+    )
+    kits = folder / "fedtar_trial" / "prod_00"
+    return SimpleNamespace(project=folder / "project.yml", of=kits, root=kits / "localhost" / "startup" / "rootCA.pem")
 
 
 def whole(site_file):

@@ -61,10 +61,11 @@ Texts = Sequence[tuple[str, str]]
 def verbatim(drafts: Texts, reports: Texts, trained: AbstractSet[str]) -> dict[str, float]:
     """Search drafts for phrases that are in the ``reports`` of one patient only.
 
-    The shares of all phrases are of the draft's own patient, of ``other`` patients who were trained on, and of
-    ``unseen`` ones, whose phrases come by chance.
+    Shares of all phrases, and the longest one in words: of the draft's own patient, of ``other`` patients who were
+    trained on, and of other ``unseen`` ones, whose phrases come by chance.
     """
-    shares: dict[str, float] = {"own": 0.0, "other": 0.0, "unseen": 0.0, "longest_own": 0, "longest_other": 0}
+    kinds = ("own", "other", "unseen")
+    shares: dict[str, float] = {name: 0 for kind in kinds for name in (kind, f"longest_{kind}")}
     words, seen = WORDS, True
     while seen:
         owners: dict[tuple[str, ...], str | None] = {}  # None: several patients
@@ -73,13 +74,13 @@ def verbatim(drafts: Texts, reports: Texts, trained: AbstractSet[str]) -> dict[s
         count, seen = Counter[str](), False
         for patient, phrase in _phrases(drafts, words):
             owner, seen = owners.get(phrase), seen or phrase in owners
-            count.update(all=1, own=owner == patient)
-            if owner not in (None, patient):
-                count["other" if owner in trained else "unseen"] += 1
-        for kind in ("own", "other", "unseen"):
+            others = owner not in (None, patient)
+            count.update(all=1, own=owner == patient, other=others and owner in trained)
+            count["unseen"] += others and owner not in trained
+        for kind in kinds:
             if words == WORDS and count["all"]:
                 shares[kind] = count[kind] / count["all"]
-            if count[kind] and kind != "unseen":
+            if count[kind]:
                 shares[f"longest_{kind}"] = words
         words += 1
     return shares

@@ -21,7 +21,7 @@ from fedtar_flare.reporting.run import Run
 from fedtar_flare.site.accountant import FILE, PATIENT_DELTA, PATIENT_FILE, Ledger, PatientLedger
 from fedtar_flare.site.approval import approvals
 from fedtar_flare.site.context import Site
-from fedtar_flare.site.model_audit import AUDIT
+from fedtar_flare.site.model_audit import AUDIT, WORDS
 from fedtar_flare.site.signatures import sign, verify
 from fedtar_flare.site.site_file import SiteConfig
 from fedtar_flare.site.state import SiteState
@@ -71,15 +71,15 @@ def vote(adapter: Path, site: Site, config: SiteConfig, project: Project, yes: b
 
 def gates_beyond(gates: Project, audited: Mapping[str, Any], epsilon: float | None) -> Iterator[str]:
     """Name the gates that an audit of the shared adapter, by its exact figures, is beyond."""
-    part, patients = audited["parts"][PARTS[1]], audited["patients"]
+    part = audited["parts"][PARTS[1]]
     for name, error in {"membership_auc": "standard", "loss_auc": "loss", "shadow_auc": "shadow"}.items():
         if name in part and part[name] - 1.96 * part[f"{error}_error"] > gates.max_membership_auc:
             yield f"max_membership_auc ({MEASURES[name]})"
     training, held_out = part["training"], part["held_out"]
-    by_chance = patients["training"]["all"] / patients["held_out"]["all"]
-    others = (group["other"] - by_chance * group["unseen"] for group in (training, held_out))
-    if max(training["own"] - held_out["own"], *others) > gates.max_phrases:
-        yield "max_phrases"
+    learnt = max(training["longest_own"], training["longest_other"], held_out["longest_other"])
+    by_chance = max(WORDS, held_out["longest_own"], training["longest_unseen"], held_out["longest_unseen"])
+    if learnt - by_chance > gates.max_words:
+        yield "max_words"
     if part.get("exposure", 0) > gates.max_exposure or part.get("written"):
         yield "max_exposure"
     if gates.max_epsilon is not None and (epsilon is None or epsilon > gates.max_epsilon):

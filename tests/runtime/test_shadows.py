@@ -32,12 +32,12 @@ def test_on_the_run_s_own_patients_a_shadow_is_the_run_and_an_audit_compares_wit
         given.append((cohort, run, rounds, others))
         return train_shadow(cohort, run, rounds, **others)
 
-    found, summary = audit_model(adapter, site, config, {}, print, 2, shadow)
+    found = audit_model(adapter, site, config, {}, print, 2, shadow)
     start, shared = found["parts"].values()
     low, high = shared["shadow_interval"]
     assert low <= shared["shadow_found"] <= high and "shadow_auc" not in start
     assert 0 <= shared["shadow_auc"] <= 1 and shared["written"] == 0 and len(shared["exposures"]) == 2
-    assert {"shadow_auc", "shadow_found", "exposure"} < set(summary.parts["shared adapter"])
+    assert {"shadow_auc", "shadow_found", "exposure"} < set(found["rounded"]["shared adapter"])
     with pytest.raises(ConfigError, match="--shadows 1: 2 or more"):
         audit_model(adapter, site, config, {}, print, 1, shadow)
 

@@ -7,11 +7,12 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.reporting.model_audit import MEASURES, AuditSummary, rounded
+from fedtar_flare.reporting.model_audit import MEASURES, Project, Vote, rounded
 from fedtar_flare.site.model_audit import WORDS, _halves, detection_rate, likelihood_scores, membership_auc, verbatim
 
 COMMON = "no effusion and no sign of pneumothorax in either lung today"
 OWN = {name: " ".join(f"{name}{i}" for i in range(13)) for name in "abc"}
+NOTHING = dict.fromkeys(("own", "other", "unseen", "longest_own", "longest_other", "longest_unseen"), 0)
 REPORTS = [(name, f"{COMMON}. {text}.") for name, text in OWN.items()]
 
 
@@ -45,11 +46,14 @@ def test_phrases_of_one_patient_alone_are_found_and_what_all_say_is_not():
         return verbatim(drafts, REPORTS, {"a", "b"})
 
     of_nobody = found_in(("c", COMMON), ("a", "nothing of the kind was ever written in a report here before"))
-    assert of_nobody == {"own": 0, "other": 0, "longest_own": 0, "longest_other": 0}
+    assert of_nobody == NOTHING
     words = len(OWN["a"].split())
-    assert found_in(("c", OWN["a"])) == {"own": 0, "other": 1, "longest_own": 0, "longest_other": words}
-    assert found_in(("a", OWN["a"])) == {"own": 1, "other": 0, "longest_own": words, "longest_other": 0}
-    assert found_in(("a", OWN["c"]))["other"] == 0, "a held-out patient's phrase was never learned from"
+    assert found_in(("c", OWN["a"])) == NOTHING | {"other": 1, "longest_other": words}
+    assert found_in(("a", OWN["a"])) == NOTHING | {"own": 1, "longest_own": words}
+    of_held_out = found_in(("a", OWN["c"]))
+    assert of_held_out["unseen"] == 1 and of_held_out["other"] == 0, (
+        "a held-out patient's phrase was never learned from"
+    )
     whole = found_in(("c", REPORTS[0][1]))
     assert 0 < whole["other"] < 1 and whole["longest_other"] >= words > WORDS
 
@@ -66,7 +70,17 @@ def test_a_summary_is_rounded_and_silent_about_few_patients(patients, share):
     assert ("rare_auc" in told) == (patients // 2 >= 5)
 
 
-def test_a_summary_that_no_site_writes_is_refused():
+def test_a_vote_that_no_site_writes_is_refused():
+    vote = {"site": "north", "run_id": "r", "round": 1, "held": False, "parts": {"shared adapter": {}}, "yes": True}
+    vote |= {
+        "adapter": {},
+        "project": Project(name="study", sites=("north",)),
+        "reasons": (),
+        "data": {},
+        "epsilon": {},
+    }
+    vote |= dict.fromkeys(("approval", "version", "time"), "")
+    assert Vote(**vote).site == "north"
     for part in ({"shared adapter": {"membership_auc": 2.0}}, {"x": {}}, {"shared adapter": {"x": 0.5}}):
         with pytest.raises(ConfigError):
-            AuditSummary(site="north", run_id="r", round=1, held=False, parts=part)
+            Vote(**vote | {"parts": part})
