@@ -18,7 +18,7 @@ def add_commands(commands: Commands) -> None:
     command = add_command(commands, generate, what, with_json=False)
     command.add_argument("study", type=Path, help="DICOM folder, file or zip, NIfTI, PNG, JPEG or DICOM radiograph")
     command.add_argument("--adapter", type=Path, required=True, help="the adapter folder that a run left")
-    text = "root certificate of its federation (rootCA.pem of a kit), by which its release is verified"
+    text = "root certificate of its federation (rootCA.pem of a kit): an adapter that was not released is refused"
     command.add_argument("--root", type=Path, metavar="FILE", help=text)
     command.add_argument("--state", type=Path, help="the site's state of that run: <state folder>/<run id>/<site>")
     command.add_argument("--key", type=Path, help="the site's key file, fedtar.key (not needed for a simulated site)")
@@ -102,8 +102,6 @@ def generate(arguments: argparse.Namespace) -> None:
     hospital outside the run. A model that reads findings lists them below the text, with side, degree, change since
     the previous visit and the probabilities of these; what is not known is left open, and without a previous visit no
     change is claimed. Every output is marked as a draft, not for clinical use.
-
-    With --root, an adapter that was not released by all sites of its study, or was changed since, is refused.
     """
     from fedtar_flare.models.sources import garbage_collection_paused
 

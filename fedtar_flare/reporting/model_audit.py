@@ -33,9 +33,7 @@ class Project(Settings):
     name: str
     sites: tuple[str, ...] = Field(min_length=1)
     max_membership_auc: float = Field(0.6, ge=0.5, le=1, description="held where a 95 % interval lies above it")
-    max_words: int = Field(
-        8, ge=0, description="by which one training patient's phrase in a draft is longer than chance"
-    )
+    max_words: int = Field(8, ge=0, description="longest phrase of one training patient in drafts, less that by chance")
     max_exposure: float = Field(0.5, ge=0, le=1, description="mean of the canaries, as a share of 8 bits")
     max_epsilon: float | None = Field(None, gt=0, description="of per-patient DP-SGD; none: no account is asked for")
 

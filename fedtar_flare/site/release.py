@@ -6,7 +6,7 @@ it is of no use for another. Gates are held against the audit's exact figures at
 
 import math
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,7 @@ from fedtar_flare.site.state import SiteState
 from fedtar_flare.version import __version__
 
 MANIFEST = "release.json"
-UTC = "%Y-%m-%dT%H:%M:%SZ"
-LEADS = ("lead", "project_admin")
-"""Roles whose key signs a manifest."""
+_UTC = "%Y-%m-%dT%H:%M:%SZ"
 
 
 def read_project(file: Path) -> Project:
@@ -66,7 +64,7 @@ def vote(adapter: Path, site: Site, config: SiteConfig, project: Project, yes: b
     # finer, epsilon would count patients
     content |= {"epsilon": {of: math.ceil(10 * value) / 10 for of, value in epsilon.items() if value is not None}}
     content |= {"approval": next((entry.digest for entry in approvals(site.records) if entry.run == run_id), "")}
-    return build(Vote, content | {"version": __version__, "time": time.strftime(UTC, time.gmtime())}, str(file))
+    return build(Vote, content | {"version": __version__, "time": time.strftime(_UTC, time.gmtime())}, str(file))
 
 
 def gates_beyond(gates: Project, audited: Mapping[str, Any], epsilon: float | None) -> Iterator[str]:
@@ -91,10 +89,11 @@ def release(run: Run, project: Project, kit: Path) -> Path:
     adapter, root = run.folder / "adapter", kit / "startup" / "rootCA.pem"
     files = {site: run.folder / VOTE.format(site=site) for site in project.sites}
     votes = {site: read_bytes(file).decode("latin-1") for site, file in files.items() if file.is_file()}
-    learnt_from = {*run.start.sites, *(site for step in run.steps for site in step.sites)}
-    check_votes(votes, adapter, root, project, learnt_from)
+    if unnamed := {*run.start.sites, *(site for step in run.steps for site in step.sites)} - set(project.sites):
+        raise FedTARError(f"not released: the project file does not name {', '.join(sorted(unnamed))} of the run")
+    check_votes(votes, adapter, root, project)
     write_model_card(run, adapter)
-    content = {"votes": votes, "files": _files(adapter), "time": time.strftime(UTC, time.gmtime())}
+    content = {"votes": votes, "files": _files(adapter), "time": time.strftime(_UTC, time.gmtime())}
     manifest = write_bytes(adapter / MANIFEST, sign(content, kit))
     verify_release(adapter, root)
     return manifest
@@ -105,20 +104,14 @@ def verify_release(adapter: Path, root: Path) -> None:
     if not (manifest := adapter / MANIFEST).is_file():
         raise FedTARError(f"{adapter} has no {MANIFEST}: it was not released")
     content, (name, *roles) = verify(read_bytes(manifest), root, str(manifest))
-    if not set(roles) & set(LEADS):
-        raise FedTARError(f"{manifest} is signed by {name}, whose role is not {' or '.join(LEADS)}")
+    if not {"lead", "project_admin"} & set(roles):
+        raise FedTARError(f"{manifest} is signed by {name}, whose role is not lead or project_admin")
     if changed := {name for name, _ in content["files"].items() ^ _files(adapter).items()}:
         raise FedTARError(f"{adapter} is not as it was released: {', '.join(sorted(changed))}")
     check_votes(content["votes"], adapter, root)
 
 
-def check_votes(
-    votes: Mapping[str, str],
-    adapter: Path,
-    root: Path,
-    project: Project | None = None,
-    learnt_from: Collection[str] = (),
-) -> None:
+def check_votes(votes: Mapping[str, str], adapter: Path, root: Path, project: Project | None = None) -> None:
     """Check signed votes by site, all by one project file; FedTARError with all that stands against a release."""
     info, files, problems = read_adapter_info(adapter), adapter_hashes(adapter), []
     for site, signed in votes.items():
@@ -136,8 +129,8 @@ def check_votes(
         if ballot.project != project:
             problems.append(f"{site} voted by a project file with other sites or gates")
         problems += [f"{site} votes no"] * (not ballot.yes) + [f"{site} is held: {why}" for why in ballot.reasons]
-    asked = {*(project.sites if project else ["any site"]), *learnt_from}
-    problems += [f"no vote of {site}, or none is asked for" for site in sorted(asked ^ set(votes))]
+    differing = set(project.sites if project else ["any site"]) ^ set(votes)
+    problems += [f"no vote of {site}, or none is asked for" for site in sorted(differing)]
     if problems:
         raise FedTARError("\n".join(["not released:", *problems]))
 

@@ -14,6 +14,8 @@ from nvflare.lighter import utils as flare
 
 from fedtar_flare.core.errors import ConfigError
 
+UNVERIFIED = InvalidSignature, UnsupportedAlgorithm, VerificationError
+
 
 def sign(content: Mapping[str, Any], kit: Path) -> bytes:
     """Make a file that the participant of a kit has signed; ``content`` says its ``time``."""
@@ -38,10 +40,9 @@ def verify(signed: bytes, root: Path, where: str) -> tuple[dict[str, Any], list[
             raise ValueError("other bytes than were signed")
         flare.verify_content(_text(content), signature, certificate.public_key())
         flare.verify_cert_chain(certificate, [], trusted, now=datetime.fromisoformat(content["time"]))
-    except (InvalidSignature, VerificationError) as error:
-        raise ConfigError(f"{where}: changed, or not signed by a participant of the federation of {root}") from error
-    except (AttributeError, LookupError, OSError, RecursionError, TypeError, UnsupportedAlgorithm, ValueError) as error:
-        raise ConfigError(f"{where}: cannot be verified by {root} ({error})") from error
+    except (*UNVERIFIED, AttributeError, LookupError, OSError, RecursionError, TypeError, ValueError) as error:
+        why = f"changed, or signed by nobody of the federation of {root} ({error or type(error).__name__})"
+        raise ConfigError(f"{where}: {why}") from error
     kinds = NameOID.COMMON_NAME, NameOID.UNSTRUCTURED_NAME
     return content, [value.value for kind in kinds for value in certificate.subject.get_attributes_for_oid(kind)]
 
