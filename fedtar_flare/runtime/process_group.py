@@ -88,7 +88,7 @@ class ProcessGroup:
         closed.
         """
         about = {"name": site.name, "simulated": site.simulated, "job": site.job}
-        about |= {"workspace": str(site.workspace), "app": str(site.app)}
+        about |= {"workspace": str(site.workspace), "app": str(site.app), "of_job": site.of_job}
         order = {"task": task, "header": asdict(header), "site": about, "folder": str(Path.cwd())}
         try:
             return self._perform(order, weights, site, scalar)

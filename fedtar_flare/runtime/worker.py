@@ -30,9 +30,9 @@ from fedtar_flare.site.context import Site
 class HandedSite(Site):
     """A site without FLARE's engine; the processes end with a task that is aborted or takes too long."""
 
-    def __init__(self, *, name: str, simulated: bool, job: str, workspace: str, app: str):
+    def __init__(self, *, name: str, simulated: bool, job: str, workspace: str, app: str, of_job: list[str]):
         self.name, self.simulated, self.job, self.workspace = name, simulated, job, Path(workspace)
-        self._app, self._abort_signal = Path(app), None
+        self._app, self._abort_signal, self.of_job = Path(app), None, of_job
         self._start, self._most_seconds = time.monotonic(), math.inf
 
     @property

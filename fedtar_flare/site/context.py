@@ -51,6 +51,8 @@ class Site:
         self.job = str(fl_ctx.get_job_id() or "")
         self.engine = fl_ctx.get_engine()
         self.workspace = Path(self.engine.get_workspace().get_root_dir())
+        started: Any = getattr(self.engine, "get_clients", list)() or ()  # at which sites, as the server says
+        self.of_job = [str(client.name) for client in started]
         self._abort_signal = abort_signal
         self._start, self._most_seconds = time.monotonic(), math.inf
 
@@ -79,12 +81,6 @@ class Site:
     def app(self) -> Path:
         """Folder of the job's app as FLARE has put it here."""
         return Path(self.engine.get_workspace().get_app_dir(self.job))
-
-    @property
-    def of_job(self) -> list[str]:
-        """Names of the sites that FLARE has started the job at, as the server says; empty where it says nothing."""
-        clients: Any = getattr(self.engine, "get_clients", list)()
-        return [str(client.name) for client in clients or ()]
 
     def limit(self, seconds: float | None) -> None:
         """Bound the task's time."""

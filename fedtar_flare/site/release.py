@@ -20,11 +20,12 @@ from fedtar_flare.reporting.model_card import write_model_card
 from fedtar_flare.reporting.run import Run
 from fedtar_flare.site.accountant import FILE, PATIENT_DELTA, PATIENT_FILE, Ledger, PatientLedger
 from fedtar_flare.site.approval import approvals
+from fedtar_flare.site.audit import FOLDER, read_audit
 from fedtar_flare.site.context import Site
 from fedtar_flare.site.model_audit import AUDIT, WORDS
 from fedtar_flare.site.signatures import sign, verify
 from fedtar_flare.site.site_file import SiteConfig
-from fedtar_flare.site.state import SiteState
+from fedtar_flare.site.state import RUN, SiteState
 from fedtar_flare.version import __version__
 
 MANIFEST = "release.json"
@@ -42,29 +43,34 @@ def read_project(file: Path) -> Project:
 
 
 def vote(adapter: Path, site: Site, config: SiteConfig, project: Project, yes: bool) -> Vote:
-    """Make a site's vote on an adapter that it has audited."""
-    run_id, files = str(read_adapter_info(adapter)["run_id"]), adapter_hashes(adapter)
+    """Make a site's vote on an adapter that it has audited, or that it had no part in."""
+    info, files = read_adapter_info(adapter), adapter_hashes(adapter)
+    run_id, reasons, epsilon = str(info["run_id"]), list[str](), dict[str, float | None]()
+    content: dict[str, Any] = {"site": site.name, "run_id": run_id, "round": info["round"], "adapter": files}
+    content |= {"held": False, "parts": {}, "data": {"took part": "no"}}
     state = SiteState(site.state_root(config.state_dir), run_id, site.name)
-    about, audited = state.about_run(), read_json(file) if (file := state.folder / AUDIT).is_file() else {}
-    if audited.get("adapter") != files:
-        raise ConfigError(f"{adapter} was not audited here as it is now: run 'fedtar site audit-model' first")
-    scope = run_id if site.simulated else None
-    epsilon = {"patients": PatientLedger(site.records / PATIENT_FILE, scope).spent(run_id)}
-    reasons = [*gates_beyond(project, audited, epsilon["patients"])]
-    if Ledger(site.records / FILE, run_id).spent(PATIENT_DELTA).releases:
-        epsilon["messages"] = Ledger(site.records / FILE, scope).spent(PATIENT_DELTA).epsilon
-    if audited["held"]:
-        reasons.append("max_membership_auc of the site's own policy")
-    if unnamed := {site.name, *about.get("sites", ())} - set(project.sites):
-        reasons.append(f"the project file does not name {', '.join(sorted(unnamed))} of the run")
-    patients = {name: round_to_cell(group["all"], audited["least"]) for name, group in audited["patients"].items()}
-    content = {name: audited[name] for name in ("site", "run_id", "round", "held", "adapter")}
-    content |= {"parts": audited["rounded"], "project": project, "yes": yes, "reasons": reasons}
-    content |= {"data": {"source": config.source, "time_steps": about["time_steps"], **patients}}
+    sent = read_audit((site.records / FOLDER).glob("*.jsonl"))
+    if (state.folder / RUN).is_file() or any(entry.get("run") == run_id and entry.get("tensors") for entry in sent):
+        about, audited = state.about_run(), read_json(file) if (file := state.folder / AUDIT).is_file() else {}
+        if audited.get("adapter") != files:
+            raise ConfigError(f"{adapter} was not audited here as it is now: run 'fedtar site audit-model' first")
+        scope = run_id if site.simulated else None
+        epsilon["patients"] = PatientLedger(site.records / PATIENT_FILE, scope).spent(run_id)
+        if Ledger(site.records / FILE, run_id).spent(PATIENT_DELTA).releases:
+            epsilon["messages"] = Ledger(site.records / FILE, scope).spent(PATIENT_DELTA).epsilon
+        reasons += gates_beyond(project, audited, epsilon["patients"])
+        if audited["held"]:
+            reasons.append("max_membership_auc of the site's own policy")
+        if unnamed := {site.name, *about.get("sites", ())} - set(project.sites):
+            reasons.append(f"the project file does not name {', '.join(sorted(unnamed))} of the run")
+        patients = {name: round_to_cell(group["all"], audited["least"]) for name, group in audited["patients"].items()}
+        content |= {"held": audited["held"], "parts": audited["rounded"]}
+        content |= {"data": {"source": config.source, "time_steps": about["time_steps"], **patients}}
     # finer, epsilon would count patients
     content |= {"epsilon": {of: math.ceil(10 * value) / 10 for of, value in epsilon.items() if value is not None}}
     content |= {"approval": next((entry.digest for entry in approvals(site.records) if entry.run == run_id), "")}
-    return build(Vote, content | {"version": __version__, "time": time.strftime(_UTC, time.gmtime())}, str(file))
+    content |= {"version": __version__, "time": time.strftime(_UTC, time.gmtime())}
+    return build(Vote, content | {"project": project, "yes": yes, "reasons": reasons}, "the vote")
 
 
 def gates_beyond(gates: Project, audited: Mapping[str, Any], epsilon: float | None) -> Iterator[str]:

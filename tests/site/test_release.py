@@ -20,8 +20,8 @@ from fedtar_flare.reporting.model_audit import PARTS, rounded
 from fedtar_flare.reporting.run import read_run
 from fedtar_flare.runtime import in_process
 from fedtar_flare.site.accountant import PatientLedger
-from fedtar_flare.site.audit import audit_files, read_audit
-from fedtar_flare.site.context import state_of
+from fedtar_flare.site.audit import audit_files, read_audit, write
+from fedtar_flare.site.context import Site, state_of
 from fedtar_flare.site.model_audit import AUDIT
 from fedtar_flare.site.release import MANIFEST, gates_beyond, read_project, release, verify_release
 from fedtar_flare.site.signatures import sign, verify
@@ -232,6 +232,16 @@ def test_a_vote_from_an_earlier_release_is_of_no_use_for_other_votes(kits, relea
             verify_release(adapter, kits.root)
     (adapter / MANIFEST).write_bytes(sign(content, kits.of / "lead@hub.org"))
     verify_release(adapter, kits.root)
+
+
+def test_a_site_that_had_no_part_votes_without_an_audit_and_one_whose_state_was_purged_does_not(kits, run, tmp_path):
+    kit = shutil.copytree(kits.of / "hospital-a", tmp_path / "hospital-a")
+    vote = ("site", "vote", run, "yes", "--project", kits.project, "--kit", kit, "-o", run)
+    content = json.loads(passing(*vote, "--json"))
+    assert content["data"] == {"took part": "no"} and not content["parts"] and not content["reasons"]
+    entry = {"task": "train", "run": RUN_ID, "outcome": "passed", "tensors": [{"name": "x"}]}
+    write(Site.outside_of_jobs(kit), "job", entry)
+    assert "purged" in failing(*vote)
 
 
 def test_a_site_votes_on_what_it_has_audited_alone(kits, run):
