@@ -90,7 +90,7 @@ def test_with_a_vote_of_every_site_an_adapter_is_released_and_the_card_has_the_d
     verify_release(released / "adapter", kits.root)
     card = (released / "adapter" / "README.md").read_text()
     assert all(f"| {site} | yes | held out 20, source synthetic, time steps 3, training 40 |" in card for site in SITES)
-    assert "max_membership_auc 0.6" in card and "| hospital-a | shared adapter | 0.55" in card
+    assert r"max\_membership\_auc 0.6" in card and "| hospital-a | shared adapter | 0.55" in card
     entries = read_audit(audit_files(kits.of / "hospital-a"))
     assert [e["outcome"] for e in entries if e["task"] == "(release)"] == ["vote signed"]
 
