@@ -23,7 +23,7 @@ def learner_of(cohort, kind=ReportLearner, *, model=MODEL, exchange=(), **others
         others.setdefault("mixture", fit_mixture(cohort, patient, 5) if patient.enabled else None)
     return kind(
         model=model,
-        lora=others.pop("lora", LoRAConfig(exchange=exchange)),
+        lora=LoRAConfig(exchange=exchange),
         training=TrainingConfig(**{"local_steps": 3, "batch_size": 4} | training),
         cohort=cohort,
         **{"seed": 3} | others,
