@@ -129,11 +129,27 @@ def test_a_method_without_time_steps_keeps_to_one_smallest_cell_too(tmp_path):
     """Multiples of 5, 6, 7 and so on told the number itself."""
     executor = executor_of("fedkei", preset="tiny", data={"min_cell": 7})
     asked = executor.strategy.cell_layout(SiteConfig(source="manifest", path=tmp_path), 2)
-    assert asked == {"min_cell": "7"}
+    assert asked.keys() == {"min_cell", "tasks"} and asked["min_cell"] == "7"
     for layout in (asked, {"time_steps": "2", "min_cell": "7"}, asked):
         fix_cells(tmp_path, "a.csv", layout)
     for layout in ({"min_cell": "6"}, {"time_steps": "3", "min_cell": "7"}):
         assert layout_conflicts(tmp_path, "a.csv", layout)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"tasks": ["effusion", "mass=nodule|rare"]}, {"base": ["none", "rare"]}, {"order": "reversed"},
+     {"order": "shuffled"}, {"labeler": "chexpert-rules"}],
+)  # fmt: skip
+def test_jobs_of_tasks_that_would_differ_in_a_few_images_are_declined(tmp_path, other):
+    """The sum of one job's gradients, less that of the other's, was a single patient's."""
+    given = {"tasks": ["effusion", "mass=nodule"], "base": ["none"]}
+    executors = [
+        executor_of("fedkei", preset="tiny", fedkei=kei) for kei in (given, given | {"eta_out": 0}, given | other)
+    ]
+    first, same, differs = (e.strategy.cell_layout(SiteConfig(source="manifest", path=tmp_path), 2) for e in executors)
+    fix_cells(tmp_path, "a.csv", first)
+    assert not layout_conflicts(tmp_path, "a.csv", same) and layout_conflicts(tmp_path, "a.csv", differs)
 
 
 def test_a_file_that_was_cut_short_anywhere_is_noticed(kit):

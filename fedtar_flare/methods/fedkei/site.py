@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +21,7 @@ from fedtar_flare.learning.config import DataConfig, LoRAConfig
 from fedtar_flare.methods.fedkei.config import CLASSIFIERS, PLANS, STEPS, LearnerSettings
 from fedtar_flare.methods.fedkei.contract import ADAPT, IMPORTANCE, PROBE, PULL
 from fedtar_flare.methods.fedkei.section import write_modules_page
-from fedtar_flare.methods.fedkei.tasks import LocalTask
+from fedtar_flare.methods.fedkei.tasks import LocalTask, without_some
 from fedtar_flare.models.adapters.lora import shared_parameters
 from fedtar_flare.models.classifier import ClassifierConfig, bare_classifier, build_classifier
 from fedtar_flare.models.outline import EMBEDDING
@@ -37,6 +38,7 @@ from fedtar_flare.site.state import task_scores
 
 if TYPE_CHECKING:
     from fedtar_flare.methods.fedkei.learner import Adapted, TaskLearner
+    from fedtar_flare.site.site_file import SiteConfig
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,13 @@ class FedKEISite(SiteStrategy):
             raise ConfigError("data: prior is for reports; fedkei classifies single images")
         if changing := [spec["name"] for spec in self.settings.data.transforms if spec["name"] in RANDOM]:
             raise ConfigError(f"data: transforms: {changing[0]} is random, and fedkei trains on images as prepared")
+
+    def cell_layout(self, config: SiteConfig, time_steps: int) -> dict[str, str]:
+        """With what decides which images a task has, and their labels."""
+        fedkei = self.settings.fedkei
+        seed = self.seed if fedkei.order == "shuffled" else 0
+        tasks = json.dumps([fedkei.tasks, fedkei.negatives, fedkei.order, seed, fedkei.labeler])
+        return super().cell_layout(config, time_steps) | {"tasks": tasks}
 
     # ------------------------------------------------------------------ what the job asks of a site
     def adapted_model(self, time_steps: int) -> AdaptedClassifier:
@@ -201,7 +210,8 @@ class FedKEISite(SiteStrategy):
         number, stream = task.header.round, self.settings.fedkei.stream(task.site.name, self.seed)
         if number > len(stream):
             raise ExchangeError(f"task {number} was asked for; the job lists {len(stream)}")
-        return LocalTask.of(task.cohort, stream, number, task.min_cell)
+        cohort = task.cohort if task.config.without_patients else without_some(task.cohort)
+        return LocalTask.of(cohort, stream, number, task.min_cell)
 
     @staticmethod
     def _refused(task: Task, data: LocalTask) -> Reply | None:

@@ -9,6 +9,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import torch
@@ -16,9 +17,9 @@ from torch import Tensor
 
 from fedtar_flare.core.draws import derived_seed, orders
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.data.cells import SPLITS
+from fedtar_flare.data.cells import SPLITS, keyed_unit
 from fedtar_flare.data.cohort import Cohort, Sample, Visit
-from fedtar_flare.data.minimum_cell import enough, round_to_cell, shown_count
+from fedtar_flare.data.minimum_cell import enough, full_cells, round_to_cell, shown_count
 from fedtar_flare.imaging.batch import ImageBatch, collate
 from fedtar_flare.imaging.pipeline import images_of
 
@@ -26,6 +27,8 @@ Order = Literal["synchronous", "reversed", "shuffled"]
 """Order of the tasks at a site: as listed, the other way round, or by a permutation that differs between sites."""
 NO_LABEL = "none"
 """Name, in a base, of images without any label."""
+SITS_OUT = 0.2
+"""Share of a hospital's training patients that no task uses."""
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 
 
@@ -68,7 +71,7 @@ class TaskStream:
         seed: int = 0,
         from_report: Callable[[str], tuple[frozenset[str], frozenset[str]]] | None = None,
     ):
-        self._from_report = from_report
+        self._from_report = from_report and lru_cache(maxsize=None)(from_report)  # asked for every step
         listed = [DiseaseTask.parse(text) for text in tasks]
         if not listed:
             raise ConfigError("tasks: at least one disease must be named")
@@ -105,10 +108,16 @@ class TaskStream:
         healthy = self._healthy and not labels and not uncertain
         return 0 if healthy or labels & known else None
 
-    def examples(self, samples: Iterable[Sample], step: int) -> "Examples":
-        """The samples that take part in a step, in their order."""
-        pairs = [(sample, self.label_of(sample.visit, step)) for sample in samples]
-        return Examples([(sample, label) for sample, label in pairs if label is not None])
+    def examples(self, samples: Iterable[Sample], step: int, least: int = 1) -> "Examples":
+        """The samples that take part in a step, in their order.
+
+        Plain sums of gradients of two steps tell by subtraction those whose labels differ between them: so images whose
+        labels at all steps are those of fewer than ``least`` patients take part in none.
+        """
+        rows = [(s, tuple(self.label_of(s.visit, n + 1) for n in range(len(self)))) for s in samples]
+        full = full_cells(((labels, s.visit.patient_id) for s, labels in rows), least)
+        taken = ((s, labels[step - 1]) for s, labels in rows if labels in full)
+        return Examples([(s, label) for s, label in taken if label is not None])
 
 
 def order_of(count: int, order: Order, site: str = "", seed: int = 0) -> tuple[int, ...]:
@@ -164,7 +173,7 @@ class LocalTask(TaskData):
     @classmethod
     def of(cls, cohort: Cohort, stream: TaskStream, step: int, least: int) -> "LocalTask":
         """The task at a step of the site's stream; without validation images where too few patients have any."""
-        splits = {str(split): stream.examples(cohort.samples(split), step) for split in SPLITS}
+        splits = {str(split): stream.examples(cohort.samples(split), step, least) for split in SPLITS}
         if not enough(set(splits["validation"].patients), least):
             splits["validation"] = Examples(())
         return cls(**splits, name=stream.task(step).name, number=stream.order[step - 1] + 1, least=least)
@@ -191,6 +200,19 @@ class LocalTask(TaskData):
         """Negatives and positives by split, rounded as they may be reported."""
         splits: dict[str, Examples] = {"train": self.train, "validation": self.validation, "test": self.test}
         return {split: examples.counts(self.least) for split, examples in splits.items()}
+
+
+def without_some(cohort: Cohort) -> Cohort:
+    """A cohort without a share of its training patients, drawn by the site's key anew once any visit is another.
+
+    Otherwise sums before and after a patient's withdrawal would differ in that patient's gradient alone.
+    """
+    digest = cohort.digest()
+
+    def stays(sample: Sample) -> bool:
+        return sample.split != "train" or keyed_unit(f"{digest}/{sample.visit.patient_id}", cohort.key) >= SITS_OUT
+
+    return cohort.with_samples(list(filter(stays, cohort.samples(None))))
 
 
 def shuffled(indices: Sequence[int], size: int, seed: int, *key: object) -> list[list[int]]:

@@ -1,7 +1,8 @@
 """The feature bank: rows of each hospital's image features, with which all others contrast their own images.
 
 A row is the unit mean of the features of g training patients, of one visit each. The patients of a row stay together
-for the whole run, so that no difference of two rows is one patient's.
+for the whole run, and at a hospital those of its smallest cell in all jobs' rows, until any visit is another and all
+groups are drawn anew: so no two rows differ in one patient.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +32,8 @@ MOST_ROWS, WIDEST, MOST_DOWN = 64, 4096, 100_000
 def rows_of_round(samples: Sequence[Sample], round_: int, rows: int, group: int, seed: int) -> list[list[Sample]]:
     """Choose the samples of at most ``rows`` rows of a round (from 1), each one visit of ``group`` patients.
 
-    In an order by ``seed`` each row is used once before any is used again, then with the patients' next visits.
+    In an order by ``seed`` each row is used once before any is used again, then with the next visit of all its
+    patients, if all have one: a row in which one patient alone had another visit would tell that visit.
     """
     of_patient: dict[str, list[Sample]] = {}
     for sample in samples:
@@ -44,7 +46,7 @@ def rows_of_round(samples: Sequence[Sample], round_: int, rows: int, group: int,
     cycle, part = divmod(round_ - 1, len(groups) // count)
     order = next(orders(len(groups), seed + cycle))
     chosen = order[part * count : (part + 1) * count]
-    return [[visits[cycle % len(visits)] for visits in groups[i]] for i in chosen]
+    return [[visits[cycle % min(map(len, groups[i]))] for visits in groups[i]] for i in chosen]
 
 
 def membership_auc(rows: Tensor, inside: Tensor, outside: Tensor) -> float:

@@ -47,7 +47,7 @@ class FedMRGConfig(Settings):
         1,
         ge=1,
         description="training patients whose features a row is the mean of; the paper's is 1, for simulations: a real "
-        "site takes at least 5",
+        "site takes the next multiple of its smallest cell, at least 5",
     )
     labeler: LabelerName = Field(
         "synthetic",

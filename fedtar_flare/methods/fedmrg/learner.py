@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtar_flare.data.cohort import Sample, Visit
-from fedtar_flare.data.minimum_cell import round_loss, winsorised_mean
+from fedtar_flare.data.minimum_cell import round_loss, round_share, winsorised_mean
 from fedtar_flare.imaging.batch import ImageBatch, collate
 from fedtar_flare.imaging.transform_list import built_in
 from fedtar_flare.learning.diagnosis import diagnosis_losses, extend
@@ -227,7 +227,8 @@ class FedMRGLearner(ReportLearner):
         shared = self.bank.share(inside, len(rows[0]), round_)
         outside = {s.visit.patient_id: s for split in ("validation", "test") for s in self.cohort.samples(split)}
         if min(len(inside), len(outside)) >= min_cell:
-            self.bank.use["membership_auc"] = membership_auc(shared, inside, self.features_of([*outside.values()]))
+            value = membership_auc(shared, inside, self.features_of([*outside.values()]))
+            self.bank.use["membership_auc"] = round_share(value, min(len(inside), len(outside)), min_cell)
         return shared
 
     # ------------------------------------------------------------------ private state

@@ -9,6 +9,7 @@ import torch
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.settings import RunSettings
+from fedtar_flare.data.cells import keyed_unit
 from fedtar_flare.learning.diagnosis import extend, require_positions
 from fedtar_flare.learning.labels import labeler, require_labeler
 from fedtar_flare.methods.fedavg import PooledSite
@@ -22,7 +23,7 @@ from fedtar_flare.site.admission import JobRequest
 from fedtar_flare.site.context import streaming_allowed
 
 if TYPE_CHECKING:
-    from fedtar_flare.data.cohort import Sample
+    from fedtar_flare.data.cohort import Cohort, Sample
     from fedtar_flare.learning.learner import ReportLearner
     from fedtar_flare.methods.fedmrg.learner import FedMRGLearner
     from fedtar_flare.models.report_generator import ReportGenerator
@@ -97,7 +98,7 @@ class FedMRGSite(PooledSite):
         if self._shares_features(task):
             seed = task.seed("bank", learner.cohort, of_run=True)
             group = self._patients_a_row(task.config, task.min_cell)
-            samples = learner.cohort.samples("train")
+            samples = self._in_bank_order(learner.cohort, task.config)
             chosen = rows_of_round(samples, header.round, self.settings.fedmrg.bank_rows, group, seed)
         rows = trained.share_rows(chosen, header.round, task.min_cell)
         if rows is None:
@@ -116,6 +117,15 @@ class FedMRGSite(PooledSite):
         return task.config.may_share("features") and streaming_allowed(task.site.workspace)
 
     def _patients_a_row(self, config: SiteConfig, min_cell: int) -> int:
-        """Patients behind a row: as the job says, but at a real site at least the smallest cell, and at least 5."""
+        """Patients behind a row: at a real site a multiple of the smallest cell and at least 5, which stay together."""
         least = 1 if config.without_patients else max(min_cell, PRODUCTION_MIN_CELL)
-        return max(self.settings.fedmrg.bank_group, least)
+        return least * -(-self.settings.fedmrg.bank_group // least)
+
+    @staticmethod
+    def _in_bank_order(cohort: Cohort, config: SiteConfig) -> list[Sample]:
+        """Training samples by patient, at a real site in an order of its own for these visits, whatever the job."""
+        samples = cohort.samples("train")
+        if config.without_patients:
+            return samples
+        digest = cohort.digest()
+        return sorted(samples, key=lambda s: keyed_unit(f"bank:{digest}/{s.visit.patient_id}", cohort.key))

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from datetime import datetime
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtar_flare.core.errors import ConfigError, DataError
-from fedtar_flare.data.cohort import Sample, Visit
+from fedtar_flare.data.cells import Timeline
+from fedtar_flare.data.cohort import Cohort, Patient, Sample, Visit
 from fedtar_flare.data.sources.manifest import read_manifest
-from fedtar_flare.methods.fedkei.tasks import DiseaseTask, TaskStream, order_of
+from fedtar_flare.methods.fedkei.tasks import DiseaseTask, TaskStream, order_of, without_some
 
 TASKS = ("nodule", "effusion", "mass=tumour|metastasis")
 LABELS = ("nodule", "effusion", "tumour", "metastasis", "other")
@@ -121,3 +123,38 @@ def test_a_manifest_with_labels_needs_no_report(tmp_path):
     assert [problem.reason for problem in reading.problems] == ["contradicting-labels"]
     with pytest.raises(DataError, match="report is empty"):
         replace(visit(known=False), report=" ")
+
+
+LABELLED = st.lists(st.tuples(st.integers(0, 30), st.sets(st.sampled_from(LABELS), max_size=3)), max_size=60)
+
+
+@given(LABELLED, st.integers(1, 6))
+def test_no_two_tasks_differ_in_fewer_patients_than_the_smallest_cell(labelled, least):
+    """Plain gradients of one task, less those of the other, gave a single patient's with cosine 1.0."""
+    pool = [sample(*labels, patient=f"p{p}") for p, labels in labelled]
+    tasks = []
+    for step in range(1, len(STREAM) + 1):
+        made = STREAM.examples(pool, step, least)
+        labels = zip(map(id, made._samples), made.labels.tolist(), strict=True)
+        tasks.append(dict(zip(labels, made.patients, strict=True)))
+    for one, other in combinations(tasks, 2):
+        patients = {(one | other)[key] for key in one.keys() ^ other.keys()}
+        assert not patients or len(patients) >= least
+        for less, more in ((one, other), (other, one)):  # nor does either have few that the other has not
+            more = {key[0] for key in more}
+            patients = {patient for (which, _), patient in less.items() if which not in more}
+            assert not patients or len(patients) >= least
+
+
+def test_a_withdrawal_changes_more_of_a_task_than_the_patient():
+    moment = datetime(2020, 1, 1)
+    people = [Patient(f"p{n}", None, (Visit(f"p{n}", "v", moment, Path(f"{n}"), "x", "ct"),)) for n in range(90)]
+    parts = [
+        {
+            s.visit.patient_id
+            for s in without_some(Cohort("a", some, key=bytes(16), timeline=Timeline(1))).samples("train")
+        }
+        for some in (people, people, people[1:], people[:-1])
+    ]
+    assert parts[0] == parts[1]
+    assert all(len(one ^ other) > 5 for one, other in combinations(parts[1:], 2))

@@ -2,6 +2,7 @@
 
 import json
 from datetime import datetime
+from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtar_flare.core.errors import ExchangeError
-from fedtar_flare.data.cohort import Sample, Visit
+from fedtar_flare.data.cells import Timeline
+from fedtar_flare.data.cohort import Cohort, Patient, Sample, Visit
 from fedtar_flare.methods.fedmrg.bank import MOST_ROWS, ROUNDS, FeatureBank, SiteBank, membership_auc, rows_of_round
 from fedtar_flare.methods.fedmrg.contract import CONTRACT
 from fedtar_flare.protocol.exchange import check_tensors
@@ -66,6 +68,29 @@ def test_rows_of_distinct_patients_who_stay_together_and_come_again_after_all_ot
 def test_a_patient_who_comes_again_comes_with_another_visit():
     first, second = (rows_of_round(samples(2), r, 2, 1, seed=1) for r in (1, 2))
     assert {row[0].visit.visit_id for row in first} == {"v0"} and {row[0].visit.visit_id for row in second} == {"v1"}
+
+
+@given(visits=st.lists(st.integers(1, 3), min_size=5, max_size=20), group=st.integers(2, 5), rounds=st.integers(2, 9))
+def test_no_two_rows_of_a_run_differ_in_one_patient_s_visit(visits, group, rounds):
+    pool = [s for p, n in enumerate(visits) for s in samples(p + 1, n)[-n:]]
+    rows = [row for r in range(1, rounds + 1) for row in rows_of_round(pool, r, 4, group, seed=0)]
+    for one, other in combinations([{(s.visit.patient_id, s.visit.visit_id) for s in row} for row in rows], 2):
+        assert len(one - other) in (0, group)
+
+
+@pytest.mark.parametrize("gone", [0, 1])
+def test_no_two_rows_of_jobs_at_a_hospital_differ_in_fewer_patients_than_the_smallest_cell(gone):
+    moment = datetime(2020, 1, 1)
+    people = [Patient(f"p{n}", None, (Visit(f"p{n}", "v", moment, Path(f"{n}"), "x", "ct"),)) for n in range(90)]
+    rows = []
+    for group, cohort in [(5, people), (6, people), (11, people), (5, people[gone:])]:
+        strategy, task = strategy_at(share=True, bank_group=group)
+        made = Cohort("a", cohort, key=bytes(16), timeline=Timeline(1))
+        pool = strategy._in_bank_order(made, task.config)
+        chosen = rows_of_round(pool, 1, 64, strategy._patients_a_row(task.config, 5), seed=group)
+        rows += [{s.visit.patient_id for s in row} for row in chosen]
+    for one, other in combinations(rows, 2):
+        assert one == other or len(one ^ other) >= 5, "a row less another is one patient's features"
 
 
 def test_a_site_leaves_its_own_rows_out_and_no_others():
@@ -144,7 +169,7 @@ def test_no_row_leaves_a_site_whose_policy_has_a_privacy_filter(tmp_path):
 
 @pytest.mark.parametrize(
     ("settings", "expected"),
-    [({}, 5), ({"bank_group": 3}, 5), ({"bank_group": 8}, 8), ({"min_patients": 9}, 9), ({"simulated": True}, 1),
+    [({}, 5), ({"bank_group": 3}, 5), ({"bank_group": 8}, 10), ({"min_patients": 9}, 9), ({"simulated": True}, 1),
      ({"source": "synthetic", "bank_group": 2}, 2), ({"min_patients": 1}, 5)],
 )  # fmt: skip
 def test_a_row_of_a_real_site_is_of_at_least_five_patients_whatever_the_job_says(settings, expected):
