@@ -3,10 +3,12 @@
 import io
 import logging
 import re
+import signal
 import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,6 +23,7 @@ from fedtar_flare.imaging.limits import current
 
 ANSWER_BYTES, CHUNK, REQUEST = 64 << 20, 1 << 18, 1 << 16  # of an answer, read at a time, that a request counts as
 PAGE, MOST, VALUE = 200, 100_000, 1024  # records of a page, studies or instances of an answer, letters of a value
+SECONDS = 300.0  # for an answer's head with its repetitions, and for each chunk
 PASSES = 10  # through all pages of an answer whose order is not stable
 BUSY, REFUSED = (429, 502, 503, 504), (401, 403)
 Record = dict[str, str]  # values by keyword; several are separated by backslashes
@@ -29,6 +32,33 @@ Record = dict[str, str]  # values by keyword; several are separated by backslash
 def is_uid(text: str) -> bool:
     """Whether a text is a UID, and so no path."""
     return len(text) <= 64 and re.fullmatch(r"[0-9]+(\.[0-9]+)*", text) is not None
+
+
+@contextmanager
+def _in_time() -> Iterator[None]:
+    """End (TimeoutError) what takes longer than :data:`SECONDS`: requests' own timeout begins anew at each byte."""
+
+    def late(*_: Any) -> None:
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, SECONDS, 1)  # again and again, as urllib3 tries again
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _next(chunks: Iterator[bytes]) -> bytes:
+    with _in_time():
+        return next(chunks, b"")
+
+
+class _Adapter(HTTPAdapter):
+    def send(self, *arguments: Any, **named: Any) -> Any:
+        with _in_time():
+            return super().send(*arguments, **named)
 
 
 class Pacs:
@@ -57,7 +87,7 @@ class Pacs:
             logging.getLogger(name).setLevel(logging.CRITICAL + 1)
         session, get = Session(), ["GET"]
         retry: dict[str, Any] = {"allowed_methods": get, "status_forcelist": BUSY, "backoff_factor": 0.5}
-        again = HTTPAdapter(max_retries=Retry(4, respect_retry_after_header=False, **retry))
+        again = _Adapter(max_retries=Retry(4, respect_retry_after_header=False, **retry))
         session.mount(f"{where.scheme}://", again)
         session.trust_env = False  # no .netrc, no proxy, no certificates of the environment
         session.headers["Accept-Encoding"], session.auth = "identity", self._prepared
@@ -159,7 +189,7 @@ class Pacs:
 
         def iter_content(chunk_size: int = CHUNK, **options: Any) -> Iterator[bytes]:
             preamble, before = b"", start  # what stands before the first part is for programs that know no parts
-            for chunk in unbounded(min(chunk_size, CHUNK), **options):
+            for chunk in iter(partial(_next, unbounded(min(chunk_size, CHUNK), **options)), b""):
                 self._left, self._end = self._left - len(chunk), (self._end + chunk)[-9:]
                 if self._left < 0:
                     response.close()

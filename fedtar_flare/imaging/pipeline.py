@@ -59,6 +59,7 @@ class Preparation:
     errors: dict[Visit, DataError]  # why visits cannot be used
     computed: int  # images prepared just now; the others were cached
     compared: dict[Visit, Path]
+    refused_by_job: frozenset[str] = frozenset()  # patients with an image that the job's transforms alone cannot take
 
     def cohort(self, cohort: Cohort, without: Mapping[Visit, str] | None = None) -> Cohort:
         """Give a cohort its cache entries, and put patients who share a picture into one split."""
@@ -122,13 +123,14 @@ def prepare_visits(
             progress(done)
     if errors:
         log_left_out([errors[visit] for visit in visits if visit in errors])
-    compared = entries
+    compared, by_job = entries, frozenset[str]()
     coarse = size.image_size < SIDE or (size.slices < SLICES and any(visit.modality == "ct" for visit in visits))
     if added or coarse or getattr(size, "lateral", False):  # a job's choices must not decide whose pictures are alike
         fine = Size(max(SIDE, size.image_size), max(SLICES, size.slices))
         options: dict[str, Any] = {"limits": limits, "workers": workers, "sites": sites, "say": say, "every": every}
-        compared = prepare_visits(visits, fine, cache_dir, **options).entries
-    return Preparation(entries, errors, computed, compared)
+        plain = prepare_visits(visits, fine, cache_dir, **options)
+        compared, by_job = plain.entries, frozenset(v.patient_id for v in errors.keys() - plain.errors.keys())
+    return Preparation(entries, errors, computed, compared, by_job)
 
 
 def prepare_cohort(cohort: Cohort, size: InputSize, cache_dir: Path, transforms: Sequence[Spec] = ()) -> Cohort:

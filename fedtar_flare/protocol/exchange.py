@@ -104,7 +104,7 @@ def check_tensor(name: str, value: Any, shape: tuple[int, ...] | None, dtypes: M
     """Refuse all but a finite dense tensor of this shape (None: any) and of one of these number formats."""
     if not isinstance(value, torch.Tensor):
         raise ExchangeError(f"tensor '{name}' is a {type(value).__name__}, not a torch tensor")
-    if value.layout != torch.strided:
+    if value.layout != torch.strided or value.is_meta:
         raise ExchangeError(f"tensor '{name}' is not dense")
     if value.dtype not in dtypes.values():
         raise ExchangeError(f"tensor '{name}' has dtype {value.dtype}; allowed: {', '.join(dtypes)}")

@@ -46,8 +46,8 @@ WORD = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 """A short name, never free text."""
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
 """A run id such as a controller makes (``20260101-120000-0a1b2c3d``): never the name of a file in a site's state."""
-_VERSION = re.compile(r"\d{4}-\d{2}")
-_NAME = re.compile(rf"{WORD.pattern}|\d{{1,4}}")
+_VERSION = re.compile(r"[0-9]{4}-[0-9]{2}")
+_NAME = re.compile(rf"{WORD.pattern}|[0-9]{{1,4}}")
 _PLUGIN = re.compile(r"[0-9A-Za-z.+-]{0,40}")
 _VALUE = re.compile(r"[A-Za-z0-9_.+-]{1,64}")
 _RELEASE = re.compile(r"\d{1,6}\.\d{1,6}(?!\d)")

@@ -78,15 +78,16 @@ def job_line(job: Mapping[str, Any]) -> str:
     text = "\n  ".join([text, *(f"ALARM {plain(alarm)}" for alarm in progress.get("alarms") or ())])
     if not progress.get("task"):
         return text
-    sites = plain(", ".join(f"{site} {word}" for site, word in progress["sites"].items()))
+    sites = ", ".join(f"{site} {word}" for site, word in progress["sites"].items())
     numbers = "".join(
-        f"; {plain(label)} {' '.join(f'{value:.3f}' for value in values)}"
+        f"; {label} {' '.join(f'{value:.3f}' for value in values)}"
         for label, values in (progress.get("numbers") or {}).items()
     )
     where = f"round {progress['round']} of {progress['rounds']}, step {progress['step']} of {progress['time_steps']}"
     losses = progress.get("validation_loss") or {}
     last = f"; validation loss {losses[max(losses, key=int)]:.4f}" if losses else ""
-    return f"{text}\n  {progress['task']}: {where}, {progress['seconds']:.0f} s; {sites}{numbers}{last}"
+    now = plain(f"{progress['task']}: {where}, {progress['seconds']:.0f} s; {sites}{numbers}{last}")
+    return f"{text}\n  {now}"
 
 
 def _with_progress(session: Any, meta: Mapping[str, Any]) -> dict[str, Any]:

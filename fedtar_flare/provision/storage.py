@@ -7,6 +7,7 @@ The server changes into its kit before it builds these components.
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,12 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.job_def_manager import SimpleJobDefManager
 from nvflare.apis.job_def import ALL_SITES, SERVER_SITE_NAME, JobMetaKey, RunStatus
 from nvflare.app_common.storages.filesystem_storage import FilesystemStorage
+from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 from nvflare.private.fed.utils.fed_utils import extract_participants
 
 from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.files import read_bytes
+from fedtar_flare.provision.site_requests import unfit_app
 from fedtar_flare.provision.wire import guard_cells
 
 logger = logging.getLogger(__name__)
@@ -48,6 +52,7 @@ class KitJobManager(SimpleJobDefManager):
     ):
         self.folder, self.sites = folder, list(sites or ())
         guard_cells()
+        guard_submissions()
         super().__init__(uri_root=str(_in_kit(folder)), job_store_id=job_store_id)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -84,6 +89,23 @@ class KitJobManager(SimpleJobDefManager):
         if self.sites and (unknown := sorted(wanted - known)):
             return f"the project has no site {', '.join(map(repr, unknown))}; it has {', '.join(sorted(known))}"
         return ""
+
+
+def guard_submissions() -> None:
+    """Look at a submitted archive before FLARE unpacks a part of it; a second call changes nothing."""
+    validate: Any = JobMetaValidator.validate
+    if hasattr(validate, "__wrapped__"):
+        return
+
+    @wraps(validate)
+    def guarded(self: JobMetaValidator, job_name: str, job_data: Any) -> Any:
+        try:
+            reason = unfit_app(read_bytes(Path(job_data)) if isinstance(job_data, str) else job_data)
+        except OSError as error:
+            reason = f"the job cannot be read: {error}"
+        return (False, reason, {}) if reason else validate(self, job_name, job_data)
+
+    JobMetaValidator.validate = guarded
 
 
 def _in_kit(folder: str) -> Path:

@@ -92,7 +92,7 @@ class SiteStrategy(ABC):
         """Read a site's patients and prepare their images, while ``share`` sites do so on this machine."""
         from fedtar_flare.site.cohort import prepare_site
 
-        cohort, _ = prepare_site(
+        cohort, prepared = prepare_site(
             config,
             site,
             model=self.settings.model,
@@ -103,6 +103,9 @@ class SiteStrategy(ABC):
             reports=self.reads_reports,
             sites=share,
         )
+        if 0 < len(prepared.refused_by_job) < (least := self.min_cell(config)):
+            public = f"data.transforms leaves out images of fewer than {least} patients, which subtraction would tell"
+            raise ConfigError(f"{public}; see above which", public=public)
         return cohort
 
     # ------------------------------------------------------------------ the site's one layout of its data

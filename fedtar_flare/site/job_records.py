@@ -1,6 +1,6 @@
 """Records in the site's own folder that bind all jobs: one run for each, and one layout of its data in cells."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ from fedtar_flare.site.admission import Declined
 
 RUNS, CELLS, ANSWERS = "runs.json", "cells.json", "answers.json"
 _NEWEST, _REFUSED = "newest", "refused"
+ENDED = ""
+"""In place of the run of a job whose state was deleted."""
 MAX_REFUSED = 3
 """Too early first days of a next period that are refused: each refusal tells that the newest visit came later."""
 
@@ -24,12 +26,23 @@ def bind_run(records: Path, job: str, run_id: str, resumes: str) -> None:
     """Bind a job to its run at first use."""
     with locked(file := records / RUNS):
         runs = read_record(file)
+        if runs.get(job) == ENDED:
+            raise ExchangeError("the site has deleted its state of the job's run, which has ended here")
         if runs.get(job, run_id) != run_id:
             raise ExchangeError("the job has begun another run at this site; a job has one")
         missed = run_id if resumes or run_id not in runs.values() else ""
         if job not in runs and runs.get(resumes, missed) != run_id:
             raise ExchangeError("the run is that of another job, which this one does not resume")
         write_json(file, runs | {job: run_id}, PRIVATE)
+
+
+def end_runs(records: Path, ended: Collection[str]) -> None:
+    """End runs whose state is deleted, and with it what was asked already; an approval is for one run."""
+    if not (file := records / RUNS).exists():
+        return
+    with locked(file):
+        runs = read_record(file)
+        write_json(file, {job: ENDED if run in ended else run for job, run in runs.items()}, PRIVATE)
 
 
 def count_answer(records: Path, data: str, most: int | None) -> None:

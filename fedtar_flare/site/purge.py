@@ -21,6 +21,7 @@ from fedtar_flare.reporting.reading import READING
 from fedtar_flare.site.audit import FOLDER
 from fedtar_flare.site.cohort import load_cohort
 from fedtar_flare.site.context import JOB_ID, Site, home
+from fedtar_flare.site.job_records import end_runs
 from fedtar_flare.site.site_file import SITE_FILE, SiteConfig, cache_folder, read_site_file
 from fedtar_flare.site.state import TASK_SCORES
 
@@ -31,9 +32,14 @@ class Plan:
 
     remove: list[tuple[Path, str]] = field(default_factory=list)
     stays: list[str] = field(default_factory=list)
+    records: Path | None = None
+    """The folder of a real site's own records."""
 
     def carry_out(self) -> None:
-        """Delete the paths; one that is gone already is no error."""
+        """Delete the paths; one that is gone already is no error. A run whose state goes has ended at a real site."""
+        ended = {path.parent.name for path, about in self.remove if about.startswith("state of run")}
+        if self.records is not None and ended:
+            end_runs(self.records, ended)
         for path, _ in self.remove:
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
@@ -68,7 +74,7 @@ def plan(
         jobs = sorted(f for f in site.workspace.iterdir() if f.is_dir() and JOB_ID.fullmatch(f.name))
         every += [(folder, "FLARE's folder of a job") for folder in jobs]
     audits = [(file, "audit of a job") for file in sorted((site.records / FOLDER).glob("*.jsonl"))]
-    result = Plan()
+    result = Plan(records=None if site.simulated else site.records)
     if run is not None:
         if run not in runs:
             raise ConfigError(f"no run '{run}' below {state} (there: {', '.join(runs) or 'none'})")

@@ -221,6 +221,22 @@ def test_a_pacs_that_lies_is_refused_and_leaves_no_study(liar, tmp_path, change,
     assert set(liar.seen) == {"Bearer abc.def"}
 
 
+@pytest.mark.parametrize("where", ["head", "body"])
+def test_a_pacs_that_sends_a_byte_now_and_then_does_not_keep_the_command_waiting(liar, tmp_path, monkeypatch, where):
+    monkeypatch.setattr("fedtar_flare.curation.pacs.SECONDS", 0.3)
+    over = threading.Event()
+    drops = (b" " for _ in iter(lambda: over.wait(0.01), True))
+    liar.answers["studies"] = (
+        (200, {}, drops) if where == "body" else (200, SimpleNamespace(items=lambda: [*drops]), [])
+    )
+    login = [word for name, file in liar.login.items() for word in (f"--{name}", file)]
+    try:
+        code, _, err = pulled([*arguments(tmp_path, liar.url, "PatientID", "P7"), *login])
+    finally:
+        over.set()
+    assert code == 1 and "Traceback" not in err and not list((tmp_path / "out/studies").glob("*"))
+
+
 def test_a_part_after_a_preamble_a_series_of_number_0_and_a_list_that_may_go_on(liar, tmp_path):
     """What came is there, and the exit code says that more may be missing."""
     liar.answers["instances"] = [LISTED[0] | record(SeriesNumber=0)]

@@ -17,10 +17,12 @@ from nvflare.private.admin_defs import Message
 from nvflare.private.defs import RequestHeader, SysCommandTopic, TrainingTopic
 from nvflare.private.fed.client.admin import FedAdminAgent
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
+from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 
 from fedtar_flare.core.errors import FedTARError
 from fedtar_flare.provision.launcher import SupervisedProcessLauncher
 from fedtar_flare.provision.site_requests import ANSWERED
+from fedtar_flare.provision.storage import guard_submissions
 
 REAL = "0f3d1c1e-8a52-4d4e-9c11-2f6a0c3d5b7e"
 
@@ -107,6 +109,7 @@ APPS = {
     "an archive that is itself too large": lambda: archive({"a": os.urandom(2 << 20)}),
     "no archive": lambda: b"PK",
     "a text": lambda: "PK",
+    "a directory of entries that takes all memory": lambda: archive({"a": b""}) + b"PK\x01\x02" * 30,
 }
 
 
@@ -125,6 +128,20 @@ def test_an_app_that_would_fill_the_disk_is_not_unpacked(site, app, monkeypatch)
     good = archive({"config/config_fed_client.json": "{}"})
     ask(site, TrainingTopic.DEPLOY, good, **job)
     assert unpacked == [good]
+
+
+@pytest.mark.parametrize("app", APPS)
+def test_nor_is_a_submitted_job_at_the_server(app, monkeypatch, tmp_path):
+    """FLARE reads its files whole to look at them, and unpacks the job before it deploys it."""
+    monkeypatch.setattr("fedtar_flare.provision.site_requests.MOST_BYTES", 1 << 20)
+    monkeypatch.setattr("fedtar_flare.provision.site_requests.MOST_FILES", 10)
+    monkeypatch.setattr(JobMetaValidator, "validate", lambda *_: (True, "", {"name": "job"}))
+    guard_submissions()
+    (file := tmp_path / "job.zip").write_bytes(content if isinstance(content := APPS[app](), bytes) else b"PK")
+    assert JobMetaValidator().validate("job", str(file))[0] is False
+    assert JobMetaValidator().validate("job", str(tmp_path / "none.zip"))[0] is False
+    file.write_bytes(archive({"job/meta.json": "{}"}))
+    assert JobMetaValidator().validate("job", str(file)) == (True, "", {"name": "job"})
 
 
 def test_a_job_with_code_is_not_started_whatever_role_signed_it(tmp_path):

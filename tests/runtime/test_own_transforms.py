@@ -1,5 +1,6 @@
 """Transforms that a lead adds to a job: training, scoring and drafting see what they make of images."""
 
+import nibabel
 import numpy as np
 import pytest
 from hospital_site import SETTINGS, write_site_files
@@ -11,6 +12,7 @@ from fedtar_flare.learning.study import study_of
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.models.adapters.peft_file import read_adapter_info
 from fedtar_flare.runtime.in_process import run_in_process
+from fedtar_flare.site.site_file import read_site_file
 from fedtar_flare.testing import Hospital, executor_of
 
 SMOOTH = {"name": "GaussianSmoothd", "sigma": 3.0}
@@ -67,3 +69,25 @@ def test_a_draft_is_written_of_what_training_saw(tmp_path):
         drafter._image(study)
     with pytest.raises(ConfigError, match="RandGaussianNoised is random"):
         executor_of("fedkei", data={"transforms": [SMOOTH, NOISE]}, fedkei={"tasks": ["effusion"]})
+
+
+@pytest.mark.parametrize(("large", "declined"), [(1, True), (4, True), (5, False), (0, False)])
+def test_a_job_s_transforms_leave_out_images_of_enough_patients_or_of_none(tmp_path, large, declined):
+    """A distance of voxels at which the largest patient alone was left out told that patient by subtraction."""
+    rows = ["patient_id,study_datetime,image,report,age,sex"]
+    for n in range(12):
+        side = 24 if n < large else 20
+        values = np.random.default_rng(n).integers(-1000, 0, (side,) * 3).astype(np.int16)
+        nibabel.save(nibabel.Nifti1Image(values, np.eye(4)), tmp_path / f"{n}.nii")
+        rows.append(f"p{n},2020-01-01,{n}.nii,Clear.,50,F")
+    (tmp_path / "manifest.csv").write_text("\n".join(rows))
+    file = tmp_path / "real.yaml"
+    text = "source: manifest\npath: manifest.csv\nstate_dir: state\ncache_dir: cache\nlimits: {voxels: 30000}\n"
+    file.write_text(f"{text}policy: {{}}\n...\n")
+    data = {"transforms": [{"name": "Spacingd", "pixdim": 0.75}]}
+    strategy, config = executor_of("fedavg", "tiny", data=data).strategy, read_site_file(file)
+    if declined:
+        with pytest.raises(ConfigError):
+            strategy.patients(config, "real", 1)
+    else:
+        assert len(strategy.patients(config, "real", 1).visits) == 12 - large

@@ -11,7 +11,7 @@ from command import failing, passing
 from kits import add_to_site_file, make_kit, write_radiographs
 from labelers import published
 
-from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError, ExchangeError
 from fedtar_flare.data.cells import Timeline
 from fedtar_flare.imaging.cache import computed_path, store_computed
 from fedtar_flare.imaging.pipeline import Size, entry_of, prepare
@@ -19,6 +19,7 @@ from fedtar_flare.learning.report_labeler import import_labeler
 from fedtar_flare.provision.retention import main
 from fedtar_flare.site.cohort import labeler_of_site, load_cohort
 from fedtar_flare.site.context import Site, state_of
+from fedtar_flare.site.job_records import bind_run
 from fedtar_flare.site.purge import plan
 from fedtar_flare.site.site_file import read_site_file
 from fedtar_flare.site.state import SiteState
@@ -62,6 +63,19 @@ def test_one_run_goes_and_all_else_stays(kit):
     steps.carry_out()
     gone = {f"hospital-a.fedtar_state/{RUNS[0]}/hospital-a/{name}" for name in ("0001-01.safetensors", *PAGES)}
     assert before - files(kit.parent) == gone and not (state_of(kit) / RUNS[0]).exists()
+
+
+def test_a_run_whose_state_was_deleted_begins_no_second_time(kit):
+    """What may be asked once was forgotten with the state, and an approval was for one run."""
+    records = state_of(kit)
+    for job, run in zip(("job-1", "job-2"), RUNS, strict=True):
+        bind_run(records, job, run, "")
+    plan(Site.outside_of_jobs(kit), run=RUNS[0]).carry_out()
+    for job, run, resumes in (("job-1", RUNS[0], ""), ("job-1", "another", ""), ("job-3", RUNS[0], "job-1")):
+        with pytest.raises(ExchangeError):
+            bind_run(records, job, run, resumes)
+    bind_run(records, "job-2", RUNS[1], "")
+    bind_run(records, "job-3", RUNS[1], "job-2")
 
 
 def test_one_patients_images_and_what_was_computed_from_them_go_in_every_size_and_nobody_elses(kit):
