@@ -9,7 +9,7 @@ import hl7
 from pydicom.charset import CODES_TO_ENCODINGS, decode_bytes
 
 from fedtar_flare.core.errors import DataError, collecting, decoding, within
-from fedtar_flare.core.files import read_bytes
+from fedtar_flare.core.files import MOST_TEXT, read_bytes
 from fedtar_flare.curation.documents import (
     FINAL,
     IMAGING,
@@ -72,7 +72,7 @@ class _Message:
     """
 
     def __init__(self, header: str, codec: str, ended: bool):
-        self.hl7, self.codec, self.ended = hl7.parse(header), codec, ended
+        self.hl7, self.codec, self.ended, self.room = hl7.parse(header), codec, ended, MOST_TEXT
         _, self.field, self.repeat, self.between, self.within = self.hl7.separators
         self.header = [header[:3], self.field, *header.split(self.field)[1:]]
 
@@ -105,7 +105,11 @@ class _Message:
             if match[2]:
                 raise ValueError("it has to be written as an escape sequence of HL7, and in MSH-18's character set")
             code = match[0].lower() if match[0][1] == "." else match[0]
-            return str(self.hl7.unescape(code, {"H": "", "N": "", ".in": " ", ".ti": " "}))
+            made = str(self.hl7.unescape(code, {"H": "", "N": "", ".in": " ", ".ti": " "}))
+            self.room -= len(made)  # eight characters stand for up to 999
+            if self.room < 0:
+                raise ValueError(f"escape sequences of a message stand for more than {MOST_TEXT:,} characters")
+            return made
 
         with decoding(f"a '{self.hl7.esc}' in a field cannot be read", "bad-escape"):
             value = "" if value == '""' else value

@@ -288,6 +288,14 @@ def test_characters_are_read_exactly_or_left_out(collected):
         assert [row[-1] for row in rows] + [*left_out] == [expected]
 
 
+def test_escape_sequences_that_stand_for_far_more_text_than_there_is_are_given_up(collected, monkeypatch):
+    """Those of a message of 320 kB made 40 million characters."""
+    monkeypatch.setattr("fedtar_flare.curation.hl7v2.MOST_TEXT", 5000)
+    spaces = r"a\.sp999\b"
+    assert collected([oru(*[spaces] * 6)]) == ([], {"bad-escape": 1})
+    assert len(collected([oru(*[spaces] * 4)])[0]) == 1
+
+
 def test_a_header_in_any_characters(collected):
     name = b"|\x81\x7c|"  # of one character, whose second byte is the separator's
     chinese = oru("a", charset="GB 18030-2000", number="A2^RIS").encode("gb18030").replace(b"|R|", name)
