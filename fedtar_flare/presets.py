@@ -18,6 +18,7 @@ class PaperPreset(NamedTuple):
     settings: Mapping[str, Any] = {}
     sources: Mapping[str, str] = {}
     classifies: bool = False  # images, instead of writing reports
+    fixed: Mapping[str, Mapping[str, Any]] = {}  # by method: what is no setting, with value and source
 
     def group(self, name: str) -> dict[str, Any]:
         """Select the values of one group."""
@@ -31,7 +32,9 @@ def papers() -> dict[str, PaperPreset]:
     content = read_yaml(Path(__file__).with_suffix(".yaml"), "presets by name")
     presets = {}
     for name, entry in content.items():
-        pairs = content.get(entry.get("like"), {}).get("settings", {}) | entry["settings"]
+        like = content.get(entry.get("like"), {})
+        pairs = like.get("settings", {}) | entry["settings"]
         values, sources = ({key: pair[i] for key, pair in pairs.items()} for i in (0, 1))
-        presets[name] = PaperPreset(entry["about"], values, sources, entry.get("classifies", False))
+        classifies, fixed = entry.get("classifies", False), entry.get("fixed", like.get("fixed", {}))
+        presets[name] = PaperPreset(entry["about"], values, sources, classifies, fixed)
     return presets

@@ -82,6 +82,9 @@ def settings(arguments: argparse.Namespace) -> None:
             notes.append(f"source: {entry['source']}")
         lines.append(f"{name} = {value}" + (f"  ({'; '.join(notes)})" if notes else ""))
         lines += textwrap.wrap(entry["meaning"], 100, initial_indent="    ", subsequent_indent="    ")
+    for name, (value, source) in paper.fixed.get(arguments.method, {}).items():
+        entries.append({"name": name, "kind": "fixed", "value": value, "source": source})
+        lines.append(f"{name}: {value}  (no setting; source: {source})")
     show(arguments, clean(entries), *lines)
 
 

@@ -104,6 +104,7 @@ class TaskHeader(_Header):
     keep : state version of the best round so far, which the site does not prune; empty: none
     score : whose reports are scored: ``test`` patients', or ``all`` of a site that never trains
     rounds_per_period : rounds for each period, in a simulation whose visits arrive by periods; 0: all are there at once
+    alpha : weight, from 0 to 1, with which this step's aggregate enters the weights
     """
 
     _carrier = ("task", "server", "site")
@@ -121,6 +122,7 @@ class TaskHeader(_Header):
     keep: str = ""
     score: str = "test"
     rounds_per_period: int = 0
+    alpha: float = 1.0
     plugin: str = __version__
 
     def __post_init__(self) -> None:
@@ -148,6 +150,7 @@ class TaskHeader(_Header):
             (keep == "" or _VERSION.fullmatch(keep), "state version to keep is not of the form 0001-02"),
             (isinstance(self.evaluate, bool), "'evaluate' is neither true nor false"),
             (isinstance(self.member, bool), "'member' is neither true nor false"),
+            (type(self.alpha) is float and 0 <= self.alpha <= 1, "alpha is not a number from 0 to 1"),
             (self.score in SCORED, f"'score' is not one of {', '.join(SCORED)}"),
             (site, "initial_site is not a name"),
         ):

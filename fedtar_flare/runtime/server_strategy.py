@@ -216,7 +216,7 @@ class ServerStrategy(ABC):
         dict
             By name for the group ``server``, by group for others.
         """
-        settings = self.settings.to_dict()
+        settings = {name: group.model_dump(mode="json") for name, group in self.settings.items()}  # as it is read back
         return {**settings.pop("server", {}), **settings}
 
     def state(self) -> dict[str, torch.Tensor]:

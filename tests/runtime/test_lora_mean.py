@@ -81,7 +81,10 @@ def test_a_run_is_what_dense_weights_give_and_theorem_1_holds_with_what_is_cut_o
     """With a site that makes half of its updates where products are averaged: the mean then counts tau times."""
     sites = {"site-c": LowRankSite("site-c", form, work=0.5)} if form == "product" else {}
     tau = 1 - SHARES["site-c"] / 2 if form == "product" else 1
-    kind, fixed = (FunctionFederation, {"alpha_form": "inverse_sqrt"}), (federation_of("fedavg"), {})
+    kind, fixed = (
+        (FunctionFederation, {"alpha_form": "given", "alphas": [t**-0.5 for t in range(1, T + 1)]}),
+        (federation_of("fedavg"), {}),
+    )
     kind, fixed = kind if method == "fedtar" else fixed
     controller, sites, events = run(tmp_path, form, kind, sites, **fixed)
     assert not controller.panics, controller.panics

@@ -3,6 +3,7 @@
 import json
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from hospital_site import T, state_of
@@ -25,15 +26,16 @@ def rounds(place, run_id, patient, last_alpha=0.25, number=1, fresh=True, **sett
     for r in range(1, number + 1):
         for t in range(1, T + 1):
             before = w
-            reply, update = site.train(w, r, t, run_id)
+            alpha = last_alpha if t == T else 0.5
+            reply, update = site.train(w, r, t, run_id, alpha=alpha)
             assert reply.status == "ok", reply.reason
-            w = {n: w[n] + (last_alpha if t == T else 0.5) * update[n] for n in w}
+            w = {n: w[n] + alpha * update[n] for n in w}
         reply, _ = site.close(w, r, evaluate=True, run_id=run_id)
-        private = state.read(version(r, T))[0]
+        private, started = (state.read(version(r, t))[0] for t in (T, T - 1))
         lines = (state.folder / f"report-scores-{r:04d}.jsonl").read_text().splitlines()
         scores = {(row["personal"], row["visit_id"]): row for row in map(json.loads, lines)}
         about = {"closed": reply, "w": w, "before": before, "update": update}
-        closed.append(SimpleNamespace(**about, private=private, scores=scores))
+        closed.append(SimpleNamespace(**about, private=private, started=started, scores=scores))
     return closed
 
 
@@ -72,3 +74,27 @@ def test_what_travels_and_the_shared_adapter_alone_are_to_the_bit_as_without_it(
             torch.testing.assert_close(value, a.before[name] + a.update[name], rtol=0, atol=1e-6)
         assert set(a.private) - set(b.private) == {f"local/{n}" for n in factors}
         assert all(torch.equal(a.private[n], value) for n, value in b.private.items())
+
+
+OWN_HEAD = {"labeler": "synthetic"}
+
+
+@pytest.mark.slow
+def test_what_stays_moves_by_the_alpha_of_its_step_where_the_job_says_so(place):
+    """At the last step from the same start: alpha of it against all of it, in numpy; the update is the same."""
+    under = {"temporal": {"personal": "alpha"}, "diagnosis": OWN_HEAD}
+    (whole,), (part,), (none,) = (rounds(place, f"alpha-{alpha}", LOCAL, alpha, **under) for alpha in (1.0, 0.25, 0.0))
+    assert all(torch.equal(whole.update[n], part.update[n]) for n in whole.update)
+    moved = [n for n in whole.private if n.startswith(("patient/", "diagnosis/"))]
+    assert {n.split("/")[0] for n in moved} == {"patient", "diagnosis"}
+    for name in moved:
+        start, end = whole.started[name].double().numpy(), whole.private[name].double().numpy()
+        assert (whole.started[name] == part.started[name]).all() and (none.private[name] == none.started[name]).all()
+        np.testing.assert_allclose(part.private[name].double().numpy(), start + 0.25 * (end - start), atol=1e-7)
+    assert any((whole.private[n] != whole.started[n]).any() for n in moved)
+    for alpha, run in ((1.0, whole), (0.25, part), (0.0, none)):
+        for name, value in run.before.items():
+            expected = value.double().numpy() + alpha * run.update[name].double().numpy()
+            np.testing.assert_allclose(run.private[f"local/{name}"].double().numpy(), expected, atol=1e-6)
+    (plain,) = rounds(place, "alpha-off", LOCAL, 0.25, diagnosis=OWN_HEAD)
+    assert any((plain.private[n] != part.private[n]).any() for n in moved), "off, nothing is scaled"
