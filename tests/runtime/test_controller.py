@@ -26,7 +26,8 @@ def reference(local, num_rounds, weighting, alpha_form, eta, corrected=False):
 
     ``corrected``: from round 2 on through the sites' training, too, which keeps half of its start.
     """
-    policy = AlphaPolicy(T, AlphaConfig(alpha_form=alpha_form, initial_alpha=0.7), seed=0)
+    learnt = "softmax" if alpha_form == "given" else alpha_form
+    policy = AlphaPolicy(T, AlphaConfig(alpha_form=learnt, initial_alpha=0.7), seed=0)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=eta)
     w = [v.double() for v in next(iter(local.values())).start().values()]
     for r in range(num_rounds):

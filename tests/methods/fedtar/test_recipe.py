@@ -6,6 +6,9 @@ import pytest
 from command import fedtar_here
 
 from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.methods.fedkei.mixing import BETA_LIMIT
+from fedtar_flare.methods.fedtar.config import EMBEDDING_DIM, AlphaConfig
+from fedtar_flare.methods.fedtar.policy import AlphaPolicy
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.presets import papers
 from fedtar_flare.runtime import scalars
@@ -19,6 +22,7 @@ def test_the_paper_s_preset_is_the_whole_setting_and_what_is_given_wins():
     assert server.server.alpha_form == "softmax" and site.patient.lr == 1e-5
     assert site.patient.scale == site.lora.alpha / site.lora.rank == 32.0
     assert site.patient.time_conditioned is site.patient.common_start is False
+    assert (site.temporal.personal, server.server.hypergradient) == ("whole", "first_order")
     assert site.temporal.replay == server.temporal.replay == "none" and site.training.schedule == "constant"
     assert site.patient.profile == ("hash", "age", "sex") and site.model.encoder_name == "microsoft/cvt-21-384-22k"
     assert FedTARRecipe().executor.strategy.settings.patient.scale == 1.0, "no preset leaks"
@@ -42,6 +46,16 @@ def test_a_preset_of_a_paper_reaches_every_method_and_says_where_each_value_come
         sources = {n: s for n, s in paper.sources.items() if n in rows or not n.startswith("fedmrg.")}
         left = {name for name, source in sources.items() if rows[name]["source"] != source}
         assert code == 0 and left <= {"lora.exchange"} and rows["num_rounds"]["source"], left
+        fixed = {name: row["value"] for name, row in rows.items() if row["kind"] == "fixed"}
+        constants = {
+            "d of phi": EMBEDDING_DIM,
+            "d_psi": AlphaPolicy(2, AlphaConfig()).embedding_dim,
+            "beta": BETA_LIMIT,
+        }
+        assert bool(fixed) == (preset not in ("r2gen", "medgemma"))
+        for name, value in fixed.items():
+            assert rows[name]["source"].startswith("ours")
+            assert [constants[part] for part in constants if part in name] in ([], [value])
         assert preset in fedtar_here("simulate", "--help")[1]
 
 
