@@ -39,7 +39,7 @@ def current(**changes):
         {"run_id": 7}, {"run_id": "audit"}, {"run_id": "sites"}, {"after": "../0001-01"}, {"after": "0001-01/.."},
         {"after": "0001-1\n"}, {"after": None}, {"time_steps": 10**9}, {"time_steps": 0}, {"time_steps": True},
         {"time_steps": 2.5}, {"time_steps": "2"}, {"rounds": 10**6}, {"round": -1}, {"step": 3}, {"step": -1},
-        {"rounds_per_period": -1}, {"rounds_per_period": True}, {"alpha": 1.5}, {"alpha": -0.1}, {"alpha": True}, {"alpha": float("nan")},
+        {"rounds_per_period": -1}, {"rounds_per_period": True}, {"alpha": 1.5}, {"alpha": -0.1}, {"alpha": True},
         {"evaluate": "yes"}, {"initial_site": ["site-1"]}, {"initial_site": "x" * 1000},
     ],
 )  # fmt: skip
