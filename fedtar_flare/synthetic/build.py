@@ -57,12 +57,13 @@ def build_cohort(
             scanner = scanners[visit.time_step]
             folder = Path("patients", patient.patient_id, visit.visit_id)
             age = visit.age if patient.age_recorded else None
+            (root / folder).mkdir(parents=True)
+            (root / folder / "report.txt").write_text(report + "\n")
             if readable := visit.time_step not in options.missed_steps:
                 sizes = {name: state.size for name, state in visit.findings.items()}
                 hu = render(anatomy, sizes, scanner, stream("image", seed, site, patient.patient_id, visit.visit_id))
                 header = {**who, "study_datetime": visit.acquired, "age": age, "kernel": scanner.kernel, "seed": seed}
                 write_ct_series(root / folder / "ct", hu, scanner.spacing_mm, **header)
-                (root / folder / "report.txt").write_text(report + "\n")
             key = {"visit_id": visit.visit_id, "acquired": visit.acquired.isoformat()}
             findings, labels = list(visit.findings), sorted(set(map(kind_of, about[1].findings)))
             entry = {"image": (folder / "ct").as_posix(), "age": age, "findings": findings, "labels": labels}

@@ -38,18 +38,7 @@ REVERTED_AFTER = 2  # time steps for which a change lasts that is reverted
 WORTH = ("noisy", "misfiled", "coarse")  # changes of what a time step is worth
 GAP_DAYS = (3.0, 270.0)  # shortest and longest time between visits, drawn log-uniformly
 
-_CYCLE: tuple[Split, ...] = (
-    "train",
-    "validation",
-    "test",
-    "train",
-    "train",
-    "train",
-    "test",
-    "train",
-    "train",
-    "train",
-)
+_CYCLE: Sequence[Split] = ("train", "validation", "test", "train", "train", "train", "test", "train", "train", "train")
 
 
 class CohortOptions(Settings):
