@@ -60,7 +60,7 @@ def _patients(entries: Sequence[Mapping[str, Any]], target: Path) -> list[Patien
     """The patients of an index, with images below ``target``."""
     patients = []
     for entry in entries:
-        patient, visits, unreadable = entry["patient_id"], [], []
+        patient, visits, unreadable = entry["patient_id"], list[Visit](), list[Visit]()
         for visit in entry["visits"]:
             identifier, moment = visit["visit_id"], datetime.fromisoformat(visit["acquired"])
             image, report, age = target / visit["image"], visit["report"], visit["age"]
