@@ -21,10 +21,10 @@ from fedtar_flare.testing.federation import NAMES
 GIVEN = [0.2, 0.9, 0.5]
 
 
-def reference(local, num_rounds, weighting, alpha_form, eta, kept=None):
+def reference(local, num_rounds, weighting, alpha_form, eta, retained=None):
     """FedTAR written down once more, by autograd through Eq. 7 with the step means held fixed.
 
-    ``kept``: from round 2 on through the sites' training, too, which keeps this share of its start; eta / sqrt(r).
+    ``retained``: from round 2 on through the sites' training, too, which keeps this share of its start; eta / sqrt(r).
     """
     learnt = "softmax" if alpha_form == "given" else alpha_form
     policy = AlphaPolicy(T, AlphaConfig(alpha_form=learnt, initial_alpha=0.7), seed=0)
@@ -50,8 +50,8 @@ def reference(local, num_rounds, weighting, alpha_form, eta, kept=None):
         through = [v.clone() for v in start]
         for t in range(T):
             if means[t] is not None:
-                if kept and r:
-                    means[t] = [m + kept * (v - v.detach()) for v, m in zip(through, means[t], strict=True)]
+                if retained and r:
+                    means[t] = [m + retained * (v - v.detach()) for v, m in zip(through, means[t], strict=True)]
                 through = [v + alphas[t] * (m - v) for v, m in zip(through, means[t], strict=True)]
         judges = [s for s in local.values() if s.validation is not None]
         reports = sum(s.samples for s in judges)
@@ -63,7 +63,7 @@ def reference(local, num_rounds, weighting, alpha_form, eta, kept=None):
         if alphas.requires_grad:
             optimizer.zero_grad()
             loss.backward()
-            optimizer.param_groups[0]["lr"] = eta if kept is None else eta / (r + 1) ** 0.5
+            optimizer.param_groups[0]["lr"] = eta if retained is None else eta / (r + 1) ** 0.5
             optimizer.step()
         w = current
     return w, (policy.alphas() if alphas.requires_grad else alphas).detach()
@@ -98,7 +98,7 @@ def test_a_corrected_run_follows_the_whole_gradient_once_the_starts_have_moved(t
     learnt = controller.strategy.policy.alphas().detach()
     torch.testing.assert_close(learnt, reference(sites(), 3, "samples", alpha_form, 0.01, 0.5)[1], rtol=1e-5, atol=1e-6)
     assert (learnt - reference(sites(), 3, "samples", alpha_form, 0.01, 0.0)[1]).abs().max() > 1e-4
-    assert [e.kept for e in events["outer"]] == [[0.0] * T, *[[pytest.approx(0.5, abs=1e-5)] * T] * 2]
+    assert [e.retained for e in events["outer"]] == [[0.0] * T, *[[pytest.approx(0.5, abs=1e-5)] * T] * 2]
     resumed = federation(tmp_path / "again", alpha_form=alpha_form, num_rounds=1, **CORRECTED)
     run(resumed)
     resumed = federation(

@@ -32,7 +32,7 @@ class Residual(Event):
 class Outer(Event):
     """One outer step (Eq. 8); ``t_numbers`` are None where a site did not receive every step of the round.
 
-    ``kept`` are rho_1..rho_T of a corrected hypergradient.
+    ``retained`` are rho_1..rho_T of a corrected hypergradient.
     """
 
     kind: ClassVar[str] = "outer"
@@ -41,7 +41,7 @@ class Outer(Event):
     t_numbers: dict[str, list[float] | None] = {}
     left_out: dict[str, str] = {}
     psi_grad_norm: float | None = None
-    kept: list[float] | None = None
+    retained: list[float] | None = None
     alpha_before: list[float]
     alpha_after: list[float]
 

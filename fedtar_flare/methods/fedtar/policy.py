@@ -9,7 +9,7 @@ with g the gradient of the validation loss at w_T. A site knows w_0..w_T from th
 ``<g, w_t - w_{t-1}>``; neither the gradient nor any data leaves it. autograd carries dL/dalpha on into psi.
 
 wbar_t depends on w_{t-1}, though: local training keeps a share rho_t of its start, so that early steps count for more.
-With ``hypergradient: corrected`` the factor is ``1 - alpha_y (1 - rho_y)``, with rho_y of :class:`KeptShares`.
+With ``hypergradient: corrected`` the factor is ``1 - alpha_y (1 - rho_y)``, with rho_y of :class:`RetainedShares`.
 """
 
 import math
@@ -113,12 +113,12 @@ def pool_t_numbers(numbers: Mapping[str, Sequence[float]], reports: Mapping[str,
 
 
 def hypergradient(
-    numbers: torch.Tensor, alphas: torch.Tensor, taken: torch.Tensor, kept: Sequence[float] | None = None
+    numbers: torch.Tensor, alphas: torch.Tensor, taken: torch.Tensor, retained: Sequence[float] | None = None
 ) -> torch.Tensor:
     """dL/dalpha (T,), exact in float64, from the T numbers (see the module; supplement, Eq. 16 to 19).
 
     It is 0 at steps that were not ``taken`` (T,), which have no factor in the products, and below :data:`ALPHA_FLOOR`.
-    ``kept`` are rho_1..rho_T; None: 0, the paper's form.
+    ``retained`` are rho_1..rho_T; None: 0, the paper's form.
     """
     alphas, numbers = alphas.detach().double(), numbers.detach().double()
     gradient = torch.zeros_like(alphas)
@@ -126,11 +126,11 @@ def hypergradient(
     for t in range(len(alphas), 0, -1):
         if taken[t - 1] and not alphas[t - 1] < ALPHA_FLOOR:  # a NaN stays seen
             gradient[t - 1] = rest * numbers[t - 1] / alphas[t - 1]
-            rest *= 1.0 - float(alphas[t - 1]) * (1.0 - (kept[t - 1] if kept else 0.0))
+            rest *= 1.0 - float(alphas[t - 1]) * (1.0 - (retained[t - 1] if retained else 0.0))
     return gradient
 
 
-class KeptShares:
+class RetainedShares:
     """rho_t, the share of a step's start that its training keeps, from starts and mean updates of successive rounds.
 
     Where the start w of step t moves by d from one round to the next, wbar_t(w) moves by rho_t d, and the update
@@ -157,11 +157,11 @@ class KeptShares:
     def state(self) -> dict[str, torch.Tensor]:
         """What a checkpoint stores."""
         kinds = {"before": self._before, "sums": self._sums}
-        return {f"kept/{kind}/{t}": value for kind, values in kinds.items() for t, value in values.items()}
+        return {f"retained/{kind}/{t}": value for kind, values in kinds.items() for t, value in values.items()}
 
     def load_state(self, state: Tensors) -> None:
         """Restore :meth:`state`."""
-        for name, value in without_prefix(state, "kept/").items():
+        for name, value in without_prefix(state, "retained/").items():
             kind, t = name.split("/")
             (self._before if kind == "before" else self._sums)[int(t)] = value
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedtar_flare.methods.fedtar.policy import KeptShares, hypergradient
+from fedtar_flare.methods.fedtar.policy import RetainedShares, hypergradient
 from fedtar_flare.methods.fedtar.release import t_numbers
 
 D, K, T, ROUNDS, ALPHA = 40, 3, 4, 4, 0.6
@@ -59,12 +59,12 @@ SETTINGS = {
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", SETTINGS)
 def test_corrected_is_within_a_tenth_of_whole_rounds_run_again(name, seed):
-    federation, kept, w, starts = Federation(seed, **SETTINGS[name]), KeptShares(), np.zeros(D), []
+    federation, retained, w, starts = Federation(seed, **SETTINGS[name]), RetainedShares(), np.zeros(D), []
     alphas = np.full(T, ALPHA)
     for r in range(ROUNDS):
         path, updates = federation.walk(w, alphas, r)
         for t in range(T):
-            kept.add(t + 1, tensors(path[t]), tensors(updates[t]))
+            retained.add(t + 1, tensors(path[t]), tensors(updates[t]))
         starts.append((path, updates))
         start, w = w, path[-1]
     again = []
@@ -74,7 +74,7 @@ def test_corrected_is_within_a_tenth_of_whole_rounds_run_again(name, seed):
 
     numbers = torch.tensor(t_numbers(tensors(w - federation.target), [tensors(v) for v in path]))
     given = numbers, torch.from_numpy(alphas), torch.ones(T, dtype=torch.bool)
-    first, corrected = hypergradient(*given).numpy(), hypergradient(*given, kept.shares(T)).numpy()
+    first, corrected = hypergradient(*given).numpy(), hypergradient(*given, retained.shares(T)).numpy()
     largest = np.abs(again).max()
     assert np.abs(corrected - again).max() <= 0.1 * largest
     assert again[T - 1] == pytest.approx(first[T - 1], abs=1e-3 * largest), "no step comes after the last one"
@@ -85,33 +85,33 @@ def test_corrected_is_within_a_tenth_of_whole_rounds_run_again(name, seed):
         moves = np.concatenate([b[0][t] - a[0][t] for a, b in pairwise(starts)])
         changes = np.concatenate([b[1][t] - a[1][t] for a, b in pairwise(starts)])
         slope = np.linalg.lstsq(moves[:, None], changes, rcond=None)[0][0]
-        assert kept.shares(T)[t] == pytest.approx(1 + slope, abs=1e-5)
+        assert retained.shares(T)[t] == pytest.approx(1 + slope, abs=1e-5)
     if name == "alike":
-        assert kept.shares(T) == pytest.approx([0.9**6] * T, abs=1e-5), "gradient descent keeps .9 a step"
+        assert retained.shares(T) == pytest.approx([0.9**6] * T, abs=1e-5), "gradient descent keeps .9 a step"
         assert np.abs(again[0] / first[0]) > 4 and np.abs(again[1] / first[1]) > 2, "the first order is far off"
 
 
 def test_without_a_move_the_share_is_the_papers_and_it_stays_within_bounds():
-    kept, w = KeptShares(), {"x": torch.zeros(2)}
-    assert kept.shares(3) == [0, 0, 0]
+    retained, w = RetainedShares(), {"x": torch.zeros(2)}
+    assert retained.shares(3) == [0, 0, 0]
     for value in (1.0, 1.0, 1.0):
-        kept.add(1, w, {"x": torch.full((2,), value)})
-    kept.add(2, w, {"x": torch.ones(2)})
-    kept.add(2, {"x": torch.ones(2)}, {"x": torch.full((2,), 3.0)})  # farther, the more it moved
-    kept.add(3, w, {"x": torch.ones(2)})
-    kept.add(3, {"x": torch.ones(2)}, {"x": torch.full((2,), -3.0)})  # overshoots
-    assert kept.shares(3) == [0, 1, 0]
+        retained.add(1, w, {"x": torch.full((2,), value)})
+    retained.add(2, w, {"x": torch.ones(2)})
+    retained.add(2, {"x": torch.ones(2)}, {"x": torch.full((2,), 3.0)})  # farther, the more it moved
+    retained.add(3, w, {"x": torch.ones(2)})
+    retained.add(3, {"x": torch.ones(2)}, {"x": torch.full((2,), -3.0)})  # overshoots
+    assert retained.shares(3) == [0, 1, 0]
 
 
 def test_the_state_goes_on_to_the_bit():
     generator = torch.Generator().manual_seed(0)
     draws = [[{"x": torch.randn(5, generator=generator, dtype=torch.float64)} for _ in range(2)] for _ in range(8)]
-    kept, resumed = KeptShares(), KeptShares()
+    retained, resumed = RetainedShares(), RetainedShares()
     for i, pair in enumerate(draws):
         if i == 5:
-            resumed.load_state({"other": torch.ones(1)} | kept.state())
-        kept.add(i % 2 + 1, *pair)
+            resumed.load_state({"other": torch.ones(1)} | retained.state())
+        retained.add(i % 2 + 1, *pair)
         if i >= 5:
             resumed.add(i % 2 + 1, *pair)
-    assert kept.shares(2) == resumed.shares(2) and 0 < kept.shares(2)[0] < 1
-    assert all(torch.equal(value, resumed.state()[name]) for name, value in kept.state().items())
+    assert retained.shares(2) == resumed.shares(2) and 0 < retained.shares(2)[0] < 1
+    assert all(torch.equal(value, resumed.state()[name]) for name, value in retained.state().items())
