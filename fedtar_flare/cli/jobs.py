@@ -111,6 +111,16 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--job", type=Path, dest="job_folder", metavar="JOB", help=submitted)
     command.add_argument("--min-sites", type=int, help=f"with --kit: {fewer}")
 
+    command = add_command(commands, forget, "make rounds of a run again without patients who withdrew, as a new job")
+    command.add_argument("run_to_forget", metavar="RUN", help="id of an ended job, or results of a simulation")
+    choice = command.add_mutually_exclusive_group(required=True)
+    choice.add_argument("--kit", type=Path, help="of a real federation: kit of an admin user who may submit jobs")
+    choice.add_argument("-w", "--workspace", type=Path, help="of a simulation: another workspace than the run's")
+    before_help = "the round that the hospital names ('fedtar site purge --patient'); of several, the first"
+    command.add_argument("--before", metavar="ROUND", type=int, required=True, help=before_help)
+    command.add_argument("--min-sites", type=int, help=f"with --kit: {fewer}")
+    command.add_argument("--yes", action="store_true", help="begin; without it the cost is said, and nothing else done")
+
 
 def methods(arguments: argparse.Namespace) -> None:
     """List the methods that are installed here, with the package that brings each and where it is published.
@@ -252,7 +262,7 @@ def resume(arguments: argparse.Namespace) -> None:
     """
     from fedtar_flare.provision.resume import resume
 
-    job_id = resume(**given(arguments, "job_id", "kit", "job_folder", "rounds", "min_sites", "force"))
+    job_id = resume(**given(arguments, "job_id", "kit", "job_folder", "rounds", "min_sites", "force"))["job_id"]
     show(arguments, {"job_id": job_id, "resumes": arguments.job_id}, job_id)
 
 
@@ -281,14 +291,37 @@ def continue_(arguments: argparse.Namespace) -> None:
         raise ConfigError(f"--rounds must be at least 1, not {rounds}")
     if arguments.kit:
         how = given(arguments, "job_folder", "rounds", "begins", "learn", "min_sites")
-        job_id = resume(run, arguments.kit, period=True, **how)
+        job_id = resume(run, arguments.kit, period=True, **how)["job_id"]
         return show(arguments, {"job_id": job_id, "continues": run}, job_id)
+    _simulate_from(arguments, Path(run), continued_recipe(Path(run), rounds, begins, arguments.learn))
+
+
+def forget(arguments: argparse.Namespace) -> None:
+    """Make a run again from the last checkpoint before a round, by the same schedule, as a run of its own. Hospitals
+    have to approve it. The old run stays until it is deleted.
+    """
+    from fedtar_flare.provision.resume import continued_recipe, remake_of, resume
+
+    run, before = arguments.run_to_forget, arguments.before
+    if arguments.kit:
+        remake = resume(run, arguments.kit, min_sites=arguments.min_sites, before=before, submit=arguments.yes)
+    else:
+        remake = remake_of(Path(run), before)
+        if arguments.yes:
+            return _simulate_from(arguments, Path(run), continued_recipe(Path(run), 0, again=remake["before"]))
+    cost = "{rounds} rounds again, after round {after}; they took {answers} answers of sites and {hours:.1f} h"
+    todo = "Nothing was begun. Add --yes once each hospital has excluded those who withdrew."
+    cost = f"{cost.format(**remake)}, and privacy budgets are charged a second time"
+    show(arguments, remake, cost, remake.get("job_id", todo))
+
+
+def _simulate_from(arguments: argparse.Namespace, run: Path, recipe: MethodRecipe) -> None:
+    """Simulate, in another workspace, what goes on from a simulated run."""
     from fedtar_flare.reporting.page import REPORT_FILE
     from fedtar_flare.reporting.run import read_run
     from fedtar_flare.runtime.simulation import simulate
 
-    recipe = continued_recipe(Path(run), rounds, begins, arguments.learn)
-    if Path(run).resolve().is_relative_to((arguments.workspace / recipe.name).resolve()):
+    if run.resolve().is_relative_to((arguments.workspace / recipe.name).resolve()):
         raise ConfigError(f"--workspace {arguments.workspace} holds the run itself, which would be replaced")
     with ProgressLine() as line:
         sites = read_run(run).start.sites

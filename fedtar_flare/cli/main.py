@@ -17,7 +17,7 @@ GROUPS = {
     "use and prepare models": ("generate", "score", "read", "labeler", "warmstart"),
     "a site's data": ("init", "data"),
     "a site in a federation": ("doctor", "site", "audit", "health"),
-    "admin of a federation": ("status", "watch", "resume", "continue", "release"),
+    "admin of a federation": ("status", "watch", "resume", "continue", "forget", "release"),
 }
 """Commands as the help shows them."""
 

@@ -47,6 +47,7 @@ WORD = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
 """A run id such as a controller makes (``20260101-120000-0a1b2c3d``): never the name of a file in a site's state."""
 _VERSION = re.compile(r"[0-9]{4}-[0-9]{2}")
+_ORIGIN = re.compile(rf"{RUN_ID.pattern}/{_VERSION.pattern}")
 _NAME = re.compile(rf"{WORD.pattern}|[0-9]{{1,4}}")
 _PLUGIN = re.compile(r"[0-9A-Za-z.+-]{0,40}")
 _VALUE = re.compile(r"[A-Za-z0-9_.+-]{1,64}")
@@ -102,6 +103,8 @@ class TaskHeader(_Header):
     initial_site : the site that answers the handshake with its initial shared weights; empty: none
     member : whether the site took part in an earlier job of this run, so that it must have its state
     keep : state version of the best round so far, which the site does not prune; empty: none
+    origin : in the handshake of a run that is made again, the run and the version (``RUN/0002-03``) whose state at the
+        site it begins with; empty: none
     score : whose reports are scored: ``test`` patients', or ``all`` of a site that never trains
     rounds_per_period : rounds for each period, in a simulation whose visits arrive by periods; 0: all are there at once
     alpha : weight, from 0 to 1, with which this step's aggregate enters the weights
@@ -123,6 +126,7 @@ class TaskHeader(_Header):
     score: str = "test"
     rounds_per_period: int = 0
     alpha: float = 1.0
+    origin: str = ""
     plugin: str = __version__
 
     def __post_init__(self) -> None:
@@ -132,7 +136,7 @@ class TaskHeader(_Header):
             if type(getattr(self, name)) is not int or not least <= getattr(self, name) <= most:
                 raise ExchangeError(f"the task's {name} is not a whole number from {least} to {most}")
         texts = {}
-        for name in ("method", "run_id", "after", "keep"):
+        for name in ("method", "run_id", "after", "keep", "origin"):
             value = getattr(self, name)
             texts[name] = value if isinstance(value, str) else "\n"  # which no form below allows
         after, keep = texts["after"], texts["keep"]
@@ -148,6 +152,8 @@ class TaskHeader(_Header):
             (_VERSION.fullmatch(after), "state version is not of the form 0001-02"),
             (after <= version(self.rounds, self.time_steps), "state version is beyond the run's end"),
             (keep == "" or _VERSION.fullmatch(keep), "state version to keep is not of the form 0001-02"),
+            (texts["origin"] == "" or _ORIGIN.fullmatch(texts["origin"]), "origin is no run and state version"),
+            (texts["origin"] == "" or not (self.round or self.evaluate), "origin is for a handshake without scores"),
             (isinstance(self.evaluate, bool), "'evaluate' is neither true nor false"),
             (isinstance(self.member, bool), "'member' is neither true nor false"),
             (type(self.alpha) is float and 0 <= self.alpha <= 1, "alpha is not a number from 0 to 1"),

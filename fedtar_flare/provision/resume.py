@@ -1,4 +1,4 @@
-"""Continues a run whose job ended, which FLARE cannot: a new job, the same run.
+"""Continues a run whose job ended, which FLARE cannot: a new job, the same run; or makes its last rounds again.
 
 The server keeps each job's checkpoints in its kit (``fedtar_checkpoints/<job id>/``), and the sites their own state. A
 job that names the old one continues after its last whole round, with the same run id, weights, state and optimiser.
@@ -37,8 +37,12 @@ def resume(
     begins: str | None = None,
     learn: str | None = None,
     min_sites: int | None = None,
-) -> str:
-    """Submit a job that continues the run of an ended one after its last whole round."""
+    before: int | None = None,
+    submit: bool = True,
+) -> dict[str, Any]:
+    """Submit a job that continues the run of an ended one after its last whole round, or makes its rounds from
+    ``before`` on again; its ``job_id``, and what :func:`remake_of` says.
+    """
     if force and job_folder is None:
         raise ConfigError("--force needs --job: FLARE gives nobody the files of a job that it takes for running")
     if not re.fullmatch(r"[0-9A-Za-z-]+", job_id):
@@ -56,12 +60,36 @@ def resume(
             if not copies:
                 raise FedTARError(f"the server's copy of job {job_id} has no definition; give the job's folder (--job)")
             source = copies[0].parent
+        remake = {} if before is None else remake_of(source.parents[1], before)
+        if not submit:
+            return remake
         job = Path(folder) / "job" / source.name
         shutil.copytree(source, job, ignore=shutil.ignore_patterns(*SIGNATURES))
         if period:
             add_period(job, rounds or 1, begins or _day_after(meta), learn)
-        resumed_job(job, job_id, None if period else rounds, min_sites)
-        return str(session.submit_job(str(job)))
+        resumed_job(job, job_id, None if period else rounds, min_sites, remake.get("before"))
+        return remake | {"job_id": str(session.submit_job(str(job)))}
+
+
+def remake_of(results: Path, before: int) -> dict[str, Any]:
+    """What it takes to make a job's rounds from ``before`` on again: from the checkpoint ``after`` a round (0: from the
+    start, and ``before`` is 0 too) so many ``rounds``; as recorded, their ``answers`` and ``hours`` of training.
+    """
+    from fedtar_flare.reporting.run import read_run
+    from fedtar_flare.runtime.checkpoint import CheckpointFolder
+
+    run = read_run(results)
+    if not 1 <= before <= run.start.rounds:
+        raise ConfigError(f"--before {before}: the run has rounds 1 to {run.start.rounds}")
+    after = max((r for r in CheckpointFolder(run.folder / "checkpoint").rounds() if r < before), default=0)
+    if not after and run.start.first_round > 1:
+        cure = "name the job that had these rounds, then continue the new run, or submit the study's job anew"
+        raise ConfigError(f"--before {before}: this job began with round {run.start.first_round}; {cure}")
+    steps = [step for step in run.steps if step.round > after]
+    answers = sum(len(step.sites) for step in steps)
+    answers += sum(len(closed.sites) for closed in run.validations if closed.round > after)
+    remake: dict[str, Any] = {"before": before if after else 0, "after": after, "rounds": run.start.rounds - after}
+    return remake | {"answers": answers, "hours": sum(step.seconds for step in steps) / 3600}
 
 
 def _day_after(meta: Mapping[str, Any]) -> str:
@@ -77,8 +105,10 @@ def _day_after(meta: Mapping[str, Any]) -> str:
     return day.isoformat()
 
 
-def resumed_job(job: Path, job_id: str, rounds: int | None = None, min_sites: int | None = None) -> None:
-    """Change an exported job in place so that it goes on with ``job_id``, with no fewer rounds than it had."""
+def resumed_job(
+    job: Path, job_id: str, rounds: int | None = None, min_sites: int | None = None, again: int | None = None
+) -> None:
+    """Change an exported job in place so that it goes on with ``job_id``, or makes rounds of it again; 0: all."""
     changed = 0
     if min_sites is not None:
         if min_sites < 1:
@@ -89,15 +119,22 @@ def resumed_job(job: Path, job_id: str, rounds: int | None = None, min_sites: in
             if not str(workflow.get("path", "")).startswith("fedtar_flare."):
                 continue
             arguments = workflow.setdefault("args", {})
-            arguments.pop("initial_checkpoint", None)
             before = int(arguments.get("num_rounds", 1))
             if rounds is not None and rounds < before:
                 raise ConfigError(f"rounds must be at least the run's own {before}, not {rounds}")
-            changes = {"resume_from": job_id, "num_rounds": rounds, "min_sites": min_sites}
+            changes = {"num_rounds": rounds, "min_sites": min_sites}
+            _begin(arguments, job_id, again)
             arguments |= {name: value for name, value in changes.items() if value is not None}
             changed += 1
     if not changed:
         raise ConfigError(f"{job} holds no job of fedtar_flare (no workflow of it in {SERVER_CONFIG})")
+
+
+def _begin(server: dict[str, Any], resume_from: str, again: int | None) -> None:
+    """Have the server begin with a job's checkpoint, with ``again`` for the rounds from there on; 0: at its start."""
+    server |= {"resume_from": "" if again == 0 else resume_from, "remake_before": again or 0}
+    if again != 0:
+        server.pop("initial_checkpoint", None)
 
 
 def add_period(job: Path, rounds: int, begins: str, learn: str | None = None) -> None:
@@ -121,8 +158,10 @@ def _edited(job: Path, name: str) -> Iterator[dict[str, Any]]:
         write_json(file, config)
 
 
-def continued_recipe(results: Path, rounds: int, begins: str | None = None, learn: str | None = None) -> MethodRecipe:
-    """Make the recipe that continues a simulated run, as :func:`resume` does with ``period``."""
+def continued_recipe(
+    results: Path, rounds: int, begins: str | None = None, learn: str | None = None, again: int | None = None
+) -> MethodRecipe:
+    """Make the recipe that continues a simulated run, as :func:`resume` does."""
     from fedtar_flare.runtime.recipe import MethodRecipe
 
     config = results.resolve().parent / "app_server" / "config"
@@ -138,8 +177,8 @@ def continued_recipe(results: Path, rounds: int, begins: str | None = None, lear
     common |= {name: site[name] for name in ("preset", "torch_threads") if name in site}
     if tracker := next((entry for entry in components if entry.get("id") == "mlflow"), None):
         common["mlflow"] = tracker["args"]["tracking_uri"]
-    server |= at_server.get("server", {}) | {"resume_from": str(results.resolve() / "checkpoint")}
-    server.pop("initial_checkpoint", None)
+    server |= at_server.get("server", {})
+    _begin(server, str(results.resolve() / "checkpoint"), again)
     return MethodRecipe(server.pop("method"), server=server, **common, **groups)
 
 

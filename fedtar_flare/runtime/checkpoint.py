@@ -1,7 +1,7 @@
 """The server's checkpoints, one file each, whole or not at all: a damaged file costs one round, never the run."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ JOBS = "fedtar_checkpoints"
 INITIAL = "fedtar_initial"
 """Folder of the server's kit where its operator puts checkpoint files that jobs may start from, by name."""
 _SUBMITTER = "submitter.json"
+_MAY_GROW = ("num_rounds", "time_steps")
 _JOB_ID = re.compile(r"[0-9A-Za-z-]{1,100}")
 _NAME = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,99}")
 
@@ -39,31 +40,35 @@ class Checkpoint:
 
 
 class CheckpointFolder:
-    """Checkpoints of one run: the ``keep`` newest stay, besides ``best.safetensors``."""
+    """Checkpoints of one job: the ``keep`` newest stay, besides ``best.safetensors`` and the ``oldest`` so many."""
 
-    def __init__(self, folder: Path | str, keep: int = 3):
-        self.folder, self.keep = Path(folder), keep
+    def __init__(self, folder: Path | str, keep: int = 3, oldest: int = 0):
+        self.folder, self.keep, self.oldest = Path(folder), keep, oldest
 
     def save(self, checkpoint: Checkpoint, *, best: bool = False) -> None:
         """Write a checkpoint, also as the best one where it is, then drop the oldest."""
         _write(self.folder / f"round-{checkpoint.round:04d}.safetensors", checkpoint)
         if best:
             _write(self.folder / BEST, checkpoint)
-        for old in self._rounds()[: -self.keep]:
+        for old in [*self.rounds().values()][self.oldest : -self.keep]:
             old.unlink()
 
-    def last(self) -> tuple[Checkpoint, list[str]]:
-        """Read the newest whole checkpoint, with a line for each damaged one; :class:`FedTARError` if none is whole."""
+    def last(self, before: int = 0) -> tuple[Checkpoint, list[str]]:
+        """Read the newest whole checkpoint (``before`` a round), and a line for each damaged one, or FedTARError."""
         problems: list[str] = []
-        for path in reversed(self._rounds()):
+        for r, path in reversed(self.rounds().items()):
+            if before and r >= before:
+                continue
             try:
                 return load(path), problems
             except StateError as error:
                 problems.append(str(error))
         raise FedTARError("\n".join([f"{self.folder}: no whole checkpoint to start from", *problems]))
 
-    def _rounds(self) -> list[Path]:
-        return sorted(self.folder.glob("round-[0-9][0-9][0-9][0-9].safetensors"))
+    def rounds(self) -> dict[int, Path]:
+        """Checkpoint files by round, in order, damaged ones too."""
+        files = sorted(self.folder.glob("round-[0-9][0-9][0-9][0-9].safetensors"))
+        return {int(path.stem[-4:]): path for path in files}
 
 
 class RunCheckpoints:
@@ -82,9 +87,10 @@ class RunCheckpoints:
         meta = run_dir / "meta.json"  # which the server has written; there is none in the simulator
         self._submitter = str(read_json(meta).get("submitter_name") or "") if meta.is_file() else ""
         self._simulated = not job or job == SIMULATED_JOB
-        self._folders = [CheckpointFolder(results / "checkpoint", keep)]
+        oldest = bool(resume_from)  # that from which this job begins: its rounds can be made again
+        self._folders = [CheckpointFolder(results / "checkpoint", keep, oldest)]
         if job and not self._simulated:
-            self._folders.append(CheckpointFolder(self._kit / JOBS / job, keep))
+            self._folders.append(CheckpointFolder(self._kit / JOBS / job, keep, oldest))
 
     def initial(self, name: str) -> Tensors:
         """Weights of a checkpoint file that the server's operator offers under this name; FedTARError without one."""
@@ -104,14 +110,14 @@ class RunCheckpoints:
         for folder in self._folders:
             folder.save(checkpoint, best=best)
 
-    def resumed(self, settings: Mapping[str, Any], may_grow: Collection[str]) -> tuple[Checkpoint, list[str]]:
+    def resumed(self, settings: Mapping[str, Any], before: int) -> tuple[Checkpoint, list[str]]:
         """The checkpoint to resume, and a line for each damaged one; FedTARError if there is none of such settings."""
-        checkpoint, problems = self._source().last()
-        before = checkpoint.info["settings"]
+        checkpoint, problems = self._source().last(before)
+        earlier = checkpoint.info["settings"]
         differing = [
-            f"{name}: {before.get(name)!r} then, {value!r} now"
+            f"{name}: {earlier.get(name)!r} then, {value!r} now"
             for name, value in settings.items()
-            if before.get(name) != value and not (name in may_grow and value > before[name])
+            if earlier.get(name) != value and not (name in _MAY_GROW and value > earlier[name])
         ]
         if differing:
             raise FedTARError(f"{self._resume_from} was made with other settings: " + "; ".join(differing))

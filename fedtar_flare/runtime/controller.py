@@ -68,6 +68,8 @@ class FederatedController(ModelController):
         self.wire_contract = self.contract.allowing(["*"])  # which parameters travel whole is for the sites to say
         self.exchange, self.membership = Exchange(self), Membership(self)
         self.round = self.first_round = 1
+        self.origin = ""
+        """Run and version of the sites' state with which a run that is made again begins."""
         self.strategy = self.definition.server(self)
 
     # ------------------------------------------------------------------ a run
@@ -261,16 +263,21 @@ class FederatedController(ModelController):
         config, w, resumed = self.config, None, None
         self.run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:8]}"
         if config.resume_from:
-            resumed, problems = self.checkpoints.resumed(self._fixed_settings(), ("num_rounds", "time_steps"))
+            resumed, problems = self.checkpoints.resumed(self._fixed_settings(), config.remake_before)
             for problem in problems:
                 self.warning(f"passed over: {problem}")
             info, w = resumed.info, resumed.weights
-            self.run_id, self.first_round = info["run_id"], resumed.round + 1
+            self.first_round = resumed.round + 1
+            if config.remake_before:
+                self.origin = f"{info['run_id']}/{version(resumed.round, config.time_steps)}"
+            else:
+                self.run_id = info["run_id"]
             self.membership.resumed = set(info.get("members", ()))
             self.membership.steps_before = info["settings"]["time_steps"]
             self.strategy.load_info(info.get("method"))
             self.strategy.load_state(resumed.method)
-            self.results.restore(info, comparable=self.membership.steps_before == config.time_steps)
+            comparable = self.membership.steps_before == config.time_steps and not self.origin
+            self.results.restore(info, comparable)  # the best round so far may be one that is made again
         elif config.initial_checkpoint:
             w = self.checkpoints.initial(config.initial_checkpoint)
         # 2. The handshake, with which the record begins.

@@ -126,6 +126,7 @@ class Membership:
                 initial[site] = {name: tensors[name].clone() for name in sorted(tensors)}
 
         first = before or run.first_round
+        evaluate = evaluate and not run.origin  # these weights were scored in the run before
         header = run.header(0, 0, version(first - 1, config.time_steps if first > 1 else 0), evaluate)
         header = replace(header, initial_site=source)
         limit = config.handshake_time_limit if before is None else config.step_time_limit  # for which the others wait
@@ -135,7 +136,7 @@ class Membership:
             if not group and (member or self.resumed):
                 continue
             needed = least if len(group) == len(sites) else 0
-            header = replace(header, member=member)
+            header = replace(header, member=member, origin=run.origin if member else "")
             answers.add(run.send_task(HANDSHAKE, header, weights, group, accept, limit, needed))
         if answers.count < least:
             raise FedTARError(f"handshake: {answers.count} site(s) took part, min_sites is {least}")

@@ -59,7 +59,10 @@ class ServerConfig(Settings):
         "its path)",
     )
     resume_from: str = Field("", description="id of a job of the same submitter (simulator: a checkpoint folder)")
-    keep_checkpoints: int = Field(3, ge=1, description="newest checkpoints that stay on disk, besides the best one")
+    remake_before: int = Field(
+        0, ge=0, le=MAX_ROUNDS, description="with resume_from: a new run from the newest checkpoint before this round"
+    )
+    keep_checkpoints: int = Field(3, ge=1, description="newest checkpoints that stay, besides best and a job's first")
     seed: int = Field(0, description="of the method's random numbers at the server")
     unseen: tuple[str, ...] = Field(
         (), description="sites that never train: they take part in the handshake, and all of their patients are scored"
@@ -79,6 +82,8 @@ class ServerConfig(Settings):
             yield "restart", "false without rounds_per_period, and in a run that is resumed"
         if self.resume_from and self.initial_checkpoint:
             yield "initial_checkpoint", "empty where resume_from is given"
+        if self.remake_before and not self.resume_from:
+            yield "remake_before", "0 where resume_from is empty"
         if self.initial_site in self.unseen:
             yield "initial_site", "a site that trains, not one of those in unseen"
 

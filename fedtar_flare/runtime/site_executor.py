@@ -30,7 +30,7 @@ from fedtar_flare.site.admission import admit
 from fedtar_flare.site.approval import SERVER_CONFIG, only, require_approval
 from fedtar_flare.site.context import Participation, Site, TaskAborted, hush_simulator, participation, sites_at_once
 from fedtar_flare.site.guard import NOT_ALLOWED_PROP
-from fedtar_flare.site.job_records import bind_run, count_answer
+from fedtar_flare.site.job_records import RUNS, bind_run, count_answer, read_record
 from fedtar_flare.site.site_file import SiteConfig, load_site_config
 from fedtar_flare.site.state import ReadOnlyState, SiteState
 
@@ -171,6 +171,10 @@ class SiteExecutor(Executor):
             count_answer(site.records, str(config.path), config.policy.max_answers)
         answer: Answer = self.strategy.handlers()[name](task)
         task.state.add_answered(name, version(header.round, header.step))
+        if header.score == "test" and not self.ranks.rank:  # the other kind of site never trains
+            arrived, r = header.arrived, header.round or int(header.after[:4]) + 1
+            cohort = task.cohort if arrived is None else task.cohort.until(arrived + (name == HANDSHAKE))
+            task.state.note_patients({s.visit.patient_id for s in cohort.samples(None) if s.split != "test"}, r)
         return answer
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -203,9 +207,8 @@ class SiteExecutor(Executor):
         # 1. Whether the job is approved where it must be, and within the site's bounds, for which its model is made.
         bounds = config.policy
         site.limit(bounds.max_seconds)
-        if not site.simulated:
-            self._require_own_run(header, site)
-        if bounds.approval == "required":
+        makes_again = not site.simulated and self._require_own_run(header, site)
+        if bounds.approval == "required" or makes_again:
             require_approval(site.records, site.app, type(self), self._is_made_by, header.run_id)
         admitted = (bounds, config.source, config.lora_rank, header.rounds, header.time_steps)
         if admitted != self._admitted:  # a job requests the same in all its tasks; the site may change its bounds
@@ -216,8 +219,9 @@ class SiteExecutor(Executor):
         state = kind(site.state_root(config.state_dir), header.run_id, site.name)
         if not site.simulated:
             state.require_capacity()
-        if name != HANDSHAKE and not state.versions():
-            raise missing_state(state, header.after)
+        taken = not header.origin or state.take_over(header.origin, strategy.state_of_run)
+        if not taken or (name != HANDSHAKE and not state.versions()):
+            raise missing_state(state, header.origin or header.after)
         check_order(self.contract, name, header.round, state.answered())
         state.check_quota(name, header)
         state.check_run(header, strategy.timeline_text(header.time_steps))
@@ -243,8 +247,10 @@ class SiteExecutor(Executor):
             strategy.hold_to_cell_layout(task)
         return task
 
-    def _require_own_run(self, header: TaskHeader, site: Site) -> None:
-        """Refuse (:class:`ExchangeError`) a second run of the job, or other rounds than its files say."""
+    def _require_own_run(self, header: TaskHeader, site: Site) -> bool:
+        """Refuse (:class:`ExchangeError`) a second run of the job, or other rounds than its files say; returns whether
+        the job makes rounds of another one again.
+        """
         try:
             job = only(site.app / SERVER_CONFIG, "workflows").get("args") or {}
         except ConfigError as error:
@@ -252,7 +258,13 @@ class SiteExecutor(Executor):
         for name, requested in (("num_rounds", header.rounds), ("time_steps", header.time_steps)):
             if requested != (planned := job.get(name, ServerConfig.model_fields[name].default)):
                 raise ExchangeError(f"the server asks for {name} {requested}; the job's own files say {planned!r:.40}")
-        bind_run(site.records, site.job, header.run_id, resumes=str(job.get("resume_from") or ""))
+        resumes, before = str(job.get("resume_from") or ""), int(job.get("remake_before") or 0)
+        if header.origin:
+            run_id, _, at = header.origin.partition("/")
+            if int(at[:4]) >= before or read_record(site.records / RUNS).get(resumes) != run_id:
+                raise ExchangeError("the state to begin with is not one of those that the job's own files say")
+        bind_run(site.records, site.job, header.run_id, resumes="" if before else resumes)
+        return before > 0
 
     def _is_made_by(self, arguments: Mapping[str, Any]) -> bool:
         """Whether an executor of these arguments does what this one does."""

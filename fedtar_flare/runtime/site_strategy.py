@@ -44,6 +44,8 @@ class SiteStrategy(ABC):
     """Whether visits are counted, trained on or scored by time step; if not, all count at the first one."""
     columns: ClassVar[tuple[str, ...]] = ("report or report_path", "age or birth_date", "sex")
     """Columns that a table of studies needs besides patient, date and image."""
+    state_of_run: ClassVar[tuple[str, ...]] = ()
+    """Names of the files beside the versions of a site's state with which a run that is made again goes on."""
     source: str = "synthetic"
     """Where the site's data comes from, as its site file says."""
     lora_rank: int | None = None

@@ -23,7 +23,7 @@ from fedtar_flare.site.cohort import load_cohort
 from fedtar_flare.site.context import JOB_ID, Site, home
 from fedtar_flare.site.job_records import end_runs
 from fedtar_flare.site.site_file import SITE_FILE, SiteConfig, cache_folder, read_site_file
-from fedtar_flare.site.state import TASK_SCORES
+from fedtar_flare.site.state import TASK_SCORES, SiteState
 
 
 @dataclass
@@ -136,14 +136,17 @@ def _plan_patient(
     kinds |= dict.fromkeys((f"{REPORT_SCORES}*", "ahead-*", f"{TASK_SCORES}*"), "scores of reports or images, with ids")
     for folder in (folder for folders in runs.values() for folder in folders):
         result.remove += [(file, about) for name, about in kinds.items() for file in sorted(folder.glob(name))]
+        run, state = folder.parent.name, SiteState(folder.parents[1], folder.parent.name, folder.name)
+        if before := state.first_round(patient, config.policy.min_patients):
+            learnt = (
+                f"what run {run} learnt, and a digest of the id; to have it made again, exclude the patient and tell"
+            )
+            result.stays.append(f"{learnt} the lead: fedtar forget JOB --before {before}. Then purge --run {run}")
     result.remove += [(file, "labels of reports, by digest") for file in sorted(prepared.glob("labels-*.json"))]
     result.stays += [
-        "the patient's own images and reports, which are the hospital's: nothing here ever deletes those",
+        "images and reports, the hospital's own, and drafts and readers' answers elsewhere: nothing here deletes those",
         "prepared images made from earlier versions of the patient's files, if these were changed: --cache finds all",
     ]
-    if runs:
-        states = f"the states of the runs {', '.join(runs)}, which may have been trained with this patient"
-        result.stays.append(f"{states} and cannot unlearn one: delete them with --run")
     if config.exclude is None:
         result.stays.append("the patient in coming runs: write the id into a file, named as 'exclude' in the site file")
 

@@ -9,7 +9,8 @@ import logging
 import re
 import shutil
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from operator import attrgetter
 from pathlib import Path
@@ -26,6 +27,8 @@ from fedtar_flare.site.context import SITE_NAME
 
 ANSWERED, _TIMES = "tasks.json", "how often"
 """Which tasks the site has answered in the run, and how often."""
+FIRST_ROUNDS = "first-rounds.json"
+"""In which round each patient came into the run; a digest stands for the id."""
 RUN = "run.json"
 """What the first handshake fixed for the run, and what may be asked only once."""
 TASK_SCORES = "scores-"
@@ -58,18 +61,21 @@ class SiteState:
 
     # ------------------------------------------------------------------ versions and other files
     def save(self, version: str, tensors: Mapping[str, torch.Tensor], info: Mapping[str, Any], keep: str = "") -> None:
-        """Write a version, then prune: two of this round stay, and the last of the :data:`KEEP_ROUNDS` before."""
+        """Write a version, then prune: two of this round stay, and the last of the :data:`KEEP_ROUNDS` before.
+
+        So does the one to ``keep``, and the one with which the newest job began, whose rounds can then be made again.
+        """
         if not _VERSION.fullmatch(version):
             raise ConfigError(f"state version '{version}' is not of the form 0001-02")
         self.write(version, tensors, info)
-        last_of_round, best, older = dict[str, str](), "", []
+        last_of_round, older = dict[str, str](), []
         for name in self.versions():
             if name <= version:
                 older.append(name)
                 last_of_round[name[:4]] = name
-                best = name if name <= keep else best
         rounds = list(last_of_round)[-1 - KEEP_ROUNDS :]
-        for name in set(older[:-2]) - {best}:
+        stay = {self.latest(keep), self.latest(self._run.get("job_after", ""))}
+        for name in set(older[:-2]) - stay:
             if name[:4] not in rounds or name != last_of_round[name[:4]]:
                 self.remove(name)
 
@@ -112,6 +118,43 @@ class SiteState:
         """Delete a file, if it is there."""
         (self.folder / f"{name}.safetensors").unlink(missing_ok=True)
 
+    # ------------------------------------------------------------------ who came when
+    def note_patients(self, patients: Collection[str], round_: int) -> None:
+        """Record a round as the first one of all these patients who are not recorded yet."""
+        with locked(self.folder / FIRST_ROUNDS):
+            rounds = self._record(FIRST_ROUNDS)
+            if (more := dict.fromkeys(map(self._digest, patients), round_) | rounds) != rounds:
+                write_json(self.folder / FIRST_ROUNDS, more, PRIVATE)
+
+    def first_round(self, patient: str, least: int) -> int | None:
+        """Say before which round the run never saw a patient; None: it never did. This number leaves the site: it is an
+        earlier one where fewer than ``least`` patients came in the patient's own.
+        """
+        rounds = self._record(FIRST_ROUNDS)
+        if (own := rounds.get(self._digest(patient))) is None:
+            return None
+        sizes = Counter(rounds.values())
+        return max((r for r, size in sizes.items() if r <= own and size >= least), default=1)
+
+    def _digest(self, patient: str) -> str:
+        return hashlib.sha256(f"{self.folder.name}/{patient}".encode()).hexdigest()[:32]
+
+    def take_over(self, origin: str, parts: Collection[str]) -> bool:
+        """Begin with the state that another run had at a version (``RUN/0002-03``), where this run has none yet.
+
+        Of its other files come those in ``parts`` that are there. False where the state of that round is gone.
+        """
+        run_id, _, at = origin.partition("/")
+        source = SiteState(self.root, run_id, self.folder.name)
+        newest = source.latest(at) or ""
+        if self.versions() or newest[:4] != at[:4]:
+            return bool(self.versions())
+        rounds = {who: r for who, r in source._record(FIRST_ROUNDS).items() if r <= int(at[:4])}
+        write_json(self.folder / FIRST_ROUNDS, rounds, PRIVATE)
+        for name in (*filter(source.has, parts), newest):  # the version last: with it the state is whole
+            self.write(name, *source.read(name))
+        return True
+
     # ------------------------------------------------------------------ tasks of the run
     def answered(self) -> dict[str, str]:
         """List the tasks that the site has answered in this run."""
@@ -145,6 +188,8 @@ class SiteState:
             if self.schema() not in (None, schema):
                 raise ExchangeError("the tensors that travel are others than at the run's first handshake")
             fixed: dict[str, Any] = {"time_steps": header.time_steps, "timeline": timeline, "score": header.score}
+            if header.after != version(0, 0):
+                fixed["job_after"] = header.after
             if (before := self._run.get("time_steps", header.time_steps)) < header.time_steps:
                 fixed["begun"] = [int(header.after[:4]), before + 1]
             sites = sorted({*self._run.get("sites", ()), *about.get("sites", ())})

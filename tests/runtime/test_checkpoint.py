@@ -27,6 +27,16 @@ def test_the_last_ones_and_the_best_are_kept(tmp_path):
             CheckpointFolder(place).last()
 
 
+def test_that_with_which_a_job_began_stays_so_that_its_rounds_can_be_made_again(tmp_path):
+    folder = CheckpointFolder(tmp_path, keep=2, oldest=1)
+    for r in range(3, 9):
+        folder.save(checkpoint(r))
+    assert [*folder.rounds()] == [3, 7, 8]
+    assert [folder.last(before=r)[0].round for r in (0, 9, 8, 7, 4)] == [8, 8, 7, 3, 3]
+    with pytest.raises(FedTARError, match="no whole checkpoint"):
+        folder.last(before=3)
+
+
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [

@@ -40,6 +40,7 @@ def current(**changes):
         {"after": "0001-1\n"}, {"after": None}, {"time_steps": 10**9}, {"time_steps": 0}, {"time_steps": True},
         {"time_steps": 2.5}, {"time_steps": "2"}, {"rounds": 10**6}, {"round": -1}, {"step": 3}, {"step": -1},
         {"rounds_per_period": -1}, {"rounds_per_period": True}, {"alpha": 1.5}, {"alpha": -0.1}, {"alpha": True},
+        {"origin": "run"}, {"origin": "../a/0001-01"}, {"origin": "run/0001-01"}, {"origin": ["run/0001-01"]},
         {"evaluate": "yes"}, {"initial_site": ["site-1"]}, {"initial_site": "x" * 1000},
     ],
 )  # fmt: skip

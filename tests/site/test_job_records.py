@@ -73,6 +73,30 @@ def test_a_job_has_one_run_and_another_job_gets_it_by_resuming_alone(asked, kit)
     assert asked("run-a") == "the site's record of its jobs cannot be read"
 
 
+def test_a_run_begins_with_another_ones_state_only_as_the_approved_job_says(asked, kit):
+    assert asked("run-a") == ""
+    state = {"origin": "run-a/0001-02", "member": True, "after": "0001-02", "initial_site": ""}
+    made_again = {"resume_from": "job-1", "remake_before": 2}
+    for number, (says, more) in enumerate(
+        (
+            ({}, {}),
+            ({"resume_from": "job-1"}, {}),
+            ({"resume_from": "job-2", "remake_before": 2}, {}),
+            (made_again, {"origin": "run-b/0001-02"}),
+            (made_again, {"origin": "run-a/0002-01"}),
+        )
+    ):
+        assert "not one of those that the job's own files say" in asked(
+            "new", f"job-{number + 2}", says, **state | more
+        )
+    assert "does not resume" in asked("run-a", "job-8", made_again, **state), "it has a run of its own"
+    (kit / "job-9" / "app" / "config").mkdir(parents=True)
+    (kit / "job-9" / "app" / "config" / "config_fed_client.json").write_text("{}")
+    assert asked("new", "job-9", made_again, **state).startswith("held: not approved"), "whatever the policy says"
+    [record] = kit.parent.rglob(RUNS)
+    assert read_record(record) == {"job-1": "run-a", "job-9": "new"}
+
+
 @pytest.mark.parametrize(
     ("header", "settings", "words"),
     [

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 class PatientSite(ReportSite):
     """Trains a report generator with the patient-adaptive part, whose mixture it fits at the handshake."""
 
+    state_of_run = ("mixture",)
+
     @staticmethod
     def resolve(settings: RunSettings, source: str) -> RunSettings:
         """With ``diagnosis`` and ``data.prior`` decided for this source, and the head exchanged where it is shared."""
