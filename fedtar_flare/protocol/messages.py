@@ -103,8 +103,7 @@ class TaskHeader(_Header):
     initial_site : the site that answers the handshake with its initial shared weights; empty: none
     member : whether the site took part in an earlier job of this run, so that it must have its state
     keep : state version of the best round so far, which the site does not prune; empty: none
-    origin : in the handshake of a run that is made again, the run and the version (``RUN/0002-03``) whose state at the
-        site it begins with; empty: none
+    origin : of a run that is made again: whose state it begins with at the site, ``RUN/0002-03``; empty: none
     score : whose reports are scored: ``test`` patients', or ``all`` of a site that never trains
     rounds_per_period : rounds for each period, in a simulation whose visits arrive by periods; 0: all are there at once
     alpha : weight, from 0 to 1, with which this step's aggregate enters the weights

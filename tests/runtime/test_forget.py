@@ -160,7 +160,6 @@ def test_a_canary_that_was_forgotten_is_as_unknown_as_by_chance(federation, coho
         planted = canaries(cohort, read_run(taught).start.run_id, 3, trained.tokenizer, federation.folder)
         mean_bits.append(sum(exposure(trained, canary, False) for canary in planted) / 3)
     assert mean_bits[1] < 5 < mean_bits[0] <= BITS, "about 1.4 by chance"
-    print("exposures", mean_bits)
 
 
 @pytest.mark.slow
