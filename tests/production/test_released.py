@@ -1,4 +1,4 @@
-"""From a job over mTLS to a released adapter: each hospital audits and votes with its own kit, and the lead releases."""
+"""From a job over mTLS to a released adapter: hospitals audit and vote with their own kits, and the lead releases."""
 
 import json
 
