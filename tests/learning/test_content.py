@@ -59,7 +59,7 @@ def test_what_each_report_adds_makes_up_the_sites_scores():
     texts = [EFFUSION, "There is a large left pleural effusion, increased.", "There is a cavity.", "Clear lungs."]
     changes = [("effusion_left", "decreased")]
     samples = [
-        sample(i, texts[i % 3], ("effusion_left", "cavity")[: i % 2 + 1], changes, patient=f"p{i // 3}")
+        sample(i, texts[-i % 3], ("effusion_left", "cavity")[: i % 2 + 1], changes, patient=f"p{i // 3}")
         for i in range(12)
     ]
     drafts = [texts[i * 5 % 4] for i in range(12)]
