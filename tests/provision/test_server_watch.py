@@ -132,4 +132,7 @@ def test_a_line_says_how_far_a_job_is_with_the_newest_loss_and_the_method_s_numb
     for name in ("\x1b[2J\x1b[31mFINISHED", "two\nlines", "bell\x07", "right-to-left\u202e"):
         text = job_line(job | {"name": name})
         assert text.isprintable() and text.count("RUNNING") == 1
+        for part in ({"task": name}, {"round": name}, {"sites": {name: name}}, {"numbers": {name: [1.0]}}):
+            lines = job_line(job | {"progress": progress | part}).split("\n")
+            assert len(lines) == 2 and all(map(str.isprintable, lines))
     assert job_line(job) == job_line(job | {"progress": {"task": ""}}) == "1f  RUNNING                night"
