@@ -26,9 +26,8 @@ from fedtar_flare.runtime.process_group import ProcessGroup
 from fedtar_flare.site.state import ReadOnlyState
 from fedtar_flare.testing import Hospital, executor_of
 
-NOBODY = SimpleNamespace(
-    name="site-1", simulated=True, job="", workspace=Path(), app=Path("nowhere"), stop_if_aborted=lambda: None
-)
+WHERE = {"workspace": Path(), "app": Path("nowhere"), "of_job": []}
+NOBODY = SimpleNamespace(name="site-1", simulated=True, job="", stop_if_aborted=lambda: None, **WHERE)
 
 
 def is_running(pid):
