@@ -119,7 +119,6 @@ class Validation(Event):
 Scores = dict[str, float | None]
 """Number ``n`` of test reports and their raw scores by name; a cell under the minimum has ``n`` only."""
 
-
 CERTAINTIES = (0, 50, 60, 70, 80, 90, 95)
 """Probabilities, in percent, from which on :attr:`SiteScores.certainty` counts a change."""
 

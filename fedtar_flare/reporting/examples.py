@@ -39,7 +39,6 @@ PIXELS = 256**2  # most bytes of a visit's pictures before they are compressed
 MOST_PICTURES = 1_500_000  # most characters of all pictures of a run's page; with more, it shows none
 _WORDS = re.compile(r"\s*(?:\w+(?:[.,]\d+)*|[^\w\s]|\Z)")  # a word or sign, with the space before it
 
-
 _Change = tuple[str, tuple[str, ...]]  # a claim of change, and pictures of key slices: before, where shown, and now
 
 

@@ -46,7 +46,6 @@ from fedtar_flare.version import __version__
 
 logger = logging.getLogger(__name__)
 
-
 MOST_FINDINGS = 100
 """Findings that a site's scores may hold."""
 _OF_FINDING = {"n": MOST, "named": MOST, "recall": 1.0, "precision": 1.0}
