@@ -38,11 +38,6 @@ def split_of(patient_id: str, key: bytes) -> Split:
     return "validation" if drawn < FRACTIONS[0] + FRACTIONS[1] else "test"
 
 
-def identity_hash(patient_id: str, key: bytes) -> float:
-    """The first coordinate of the demographic profile, ``hash(id)`` (FedTAR, Eq. 2)."""
-    return keyed_unit(f"profile:{patient_id}", key)
-
-
 def patient_digest(patient_id: str, key: bytes) -> str:
     """Name a patient in the record of a warm start's training data; nobody without the key knows who it is."""
     return hmac.digest(key, f"trained on:{patient_id}".encode(), "sha256")[:8].hex()

@@ -137,7 +137,7 @@ class SiteExecutor(Executor):
             if group is not None and not (group.alive and (group.size, group.device) == (config.processes, device)):
                 group.close()
                 group = None
-            site.limit(config.policy.max_seconds)
+            site.most_seconds = config.policy.max_seconds
             self._group = group or ProcessGroup(config.processes, device)
             return self._group.perform(name, header, weights, site, partial(self._send_scalar, site))
         if group is not None:
@@ -206,7 +206,7 @@ class SiteExecutor(Executor):
         strategy = self.strategy = self.strategy.at(config.source, config.lora_rank)
         # 1. Whether the job is approved where it must be, and within the site's bounds, for which its model is made.
         bounds = config.policy
-        site.limit(bounds.max_seconds)
+        site.most_seconds = bounds.max_seconds
         makes_again = not site.simulated and self._require_own_run(header, site)
         if bounds.approval == "required" or makes_again:
             require_approval(site.records, site.app, type(self), self._is_made_by, header.run_id)

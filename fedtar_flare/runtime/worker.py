@@ -4,7 +4,6 @@
 """
 
 import logging
-import math
 import os
 import signal
 import sys
@@ -33,7 +32,7 @@ class HandedSite(Site):
     def __init__(self, *, name: str, simulated: bool, job: str, workspace: str, app: str, of_job: list[str]):
         self.name, self.simulated, self.job, self.workspace = name, simulated, job, Path(workspace)
         self._app, self._abort_signal, self.of_job = Path(app), None, of_job
-        self._start, self._most_seconds = time.monotonic(), math.inf
+        self._start = time.monotonic()
 
     @property
     def app(self) -> Path:

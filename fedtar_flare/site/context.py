@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import re
 import sys
@@ -43,6 +42,9 @@ class TaskAborted(Exception):
 class Site:
     """The site of a task, as FLARE describes it, and the task's time; no abort signal where no long work is done."""
 
+    most_seconds: float | None = None
+    """How long the task may take; None: no limit."""
+
     def __init__(self, fl_ctx: FLContext, abort_signal: Signal | None = None):
         from nvflare.apis.fl_constant import FLContextKey  # commands that only ask for a folder need no FLARE
 
@@ -54,7 +56,7 @@ class Site:
         started: Any = getattr(self.engine, "get_clients", list)() or ()  # at which sites, as the server says
         self.of_job = [str(client.name) for client in started]
         self._abort_signal = abort_signal
-        self._start, self._most_seconds = time.monotonic(), math.inf
+        self._start = time.monotonic()
 
     @classmethod
     def outside_of_jobs(cls, kit: Path, simulated: str | None = None) -> Site:
@@ -82,16 +84,12 @@ class Site:
         """Folder of the job's app as FLARE has put it here."""
         return Path(self.engine.get_workspace().get_app_dir(self.job))
 
-    def limit(self, seconds: float | None) -> None:
-        """Bound the task's time."""
-        self._most_seconds = math.inf if seconds is None else seconds
-
     def stop_if_aborted(self) -> None:
         """Stop the task between batches, if it must end."""
         if self._abort_signal is not None and self._abort_signal.triggered:
             raise TaskAborted
-        if time.monotonic() - self._start > self._most_seconds:
-            text = f"the task took longer than the site's policy allows (max_seconds {self._most_seconds:g})"
+        if self.most_seconds is not None and time.monotonic() - self._start > self.most_seconds:
+            text = f"the task took longer than the site's policy allows (max_seconds {self.most_seconds:g})"
             raise FedTARError(text, public=text)
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedtar_flare.core.errors import DataError
-from fedtar_flare.data.cells import identity_hash
+from fedtar_flare.data.cells import keyed_unit
 from fedtar_flare.data.cohort import Cohort, Sample
 from fedtar_flare.methods.fedtar.config import PROFILES, PatientConfig
 
@@ -38,7 +38,7 @@ def profiles(samples: Sequence[Sample], key: bytes, median_age: float | None, fi
         if age is not None and not 0 <= age <= 130:
             raise DataError(f"age {age} is not within 0 to 130 years", reason="age-out-of-range")
         values = {
-            "hash": identity_hash(visit.patient_id, key),
+            "hash": keyed_unit(f"profile:{visit.patient_id}", key),
             "age": UNKNOWN if age is None else age / 100,
             "sex": {"F": 0.0, "M": 1.0}.get(sample.sex or "", UNKNOWN),
         }

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtar_flare.core.errors import DataError
-from fedtar_flare.data.cells import identity_hash
+from fedtar_flare.data.cells import keyed_unit
 from fedtar_flare.methods.fedtar.config import PROFILES, PatientConfig
 from fedtar_flare.methods.fedtar.demographics import DemographicMixture, profiles
 
@@ -49,7 +49,7 @@ def fitted():
      (130, "O", None, PROFILES[0], [1.3, 0.5]), (40, "M", None, PROFILES[1], [0.4, 1.0])],
 )  # fmt: skip
 def test_profile_is_equation_2_with_its_fallbacks(age, sex, median, fields, expected):
-    identity = [identity_hash("p1", KEY)] if "hash" in fields else []
+    identity = [keyed_unit("profile:p1", KEY)] if "hash" in fields else []
     assert profiles([sample(age, sex)], KEY, median, fields).tolist() == [identity + expected]
 
 
