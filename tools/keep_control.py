@@ -4,7 +4,8 @@
 ``fedtar compare first_run --only local_patient -o COMPARISON``
 ``python -m tools.keep_control FIRST COMPARISON``
 
-writes ``fedtar_flare/reporting/control.json``: means over hospitals and seeds, for the very job that FIRST is a run of.
+writes ``fedtar_flare/reporting/control.json``: means over hospitals, of the seed with the patients of FIRST, for the
+very job that FIRST is a run of.
 Another job, other weights and other settings do not show them.
 """
 
@@ -25,19 +26,22 @@ from fedtar_flare.suite.results import read_results, seed_means
 
 
 def keep(first: Path, comparison: Path, suite_file: str, out: Path = SHIPPED) -> Path:
-    """Write the means of the suite's first reference, all of whose seeds must be done, at the hospitals of a run."""
+    """Write the means of the suite's first reference at the hospitals and with the test visits of a run."""
     run, suite = read_run(first), read_suite(suite_file)
     planned = [experiment for experiment in experiments(suite) if experiment.name == suite.compared_with[0]]
-    results = read_results(comparison, planned)
-    if len(results) < len(planned):
-        raise ConfigError(f"{comparison}: {len(results)} of {len(planned)} runs of {suite.compared_with[0]} are done")
     tested = {site: counts["test"] for site, counts in run.start.counts.items()}
-    if any({site: counts["test"] for site, counts in r.content["counts"].items()} != tested for r in results):
-        raise ConfigError(f"{comparison}: the hospitals or their test visits are not those of {first}")
+    results = [
+        result
+        for result in read_results(comparison, planned)
+        if {site: counts["test"] for site, counts in result.content["counts"].items()} == tested
+    ]
+    if not results:
+        text = f"no run of {suite.compared_with[0]} that is done has the hospitals and test visits of {first}"
+        raise ConfigError(f"{comparison}: {text}")
     means = {name: seed_means(results, "members", name) for name in SCORES}
-    seeds = ", ".join(map(str, suite.seeds))
+    seeds = ", ".join(str(result.content["seed"]) for result in results)
     scores = {name: round(fmean(values), 4) for name, values in means.items() if values}
-    return write_control(out, run, f"kept from suite {suite.name}, seeds {seeds}", scores)
+    return write_control(out, run, f"kept from suite {suite.name}, seed {seeds}", scores)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -33,7 +33,14 @@ def suite_of(tmp_path):
                 site: {"all": {"n": 40, "degree_accuracy": value}} for site, value in zip(SITES, values, strict=True)
             }
             event = {"round": 3, "sites": scores, "generic": {}}
-            result = {"scored_round": 3, "evaluations": [event], "counts": counts, "shares": False, "label": "alone"}
+            result = {
+                "scored_round": 3,
+                "evaluations": [event],
+                "counts": counts,
+                "shares": False,
+                "label": "alone",
+                "seed": run.seed,
+            }
             path = result_file(tmp_path / "out", run)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(result))
@@ -47,14 +54,14 @@ def test_means_over_hospitals_and_seeds_stand_beside_the_very_job(tmp_path, suit
     file = suite_of([(0.2, 0.4), (0.5, 0.7)], run.start.counts)
     monkeypatch.setattr(control, "SHIPPED", keep(tmp_path / "run", tmp_path / "out", file, tmp_path / "control.json"))
     box = closing_box(run).splitlines()
-    assert "each hospital alone: kept from suite made-up, seeds 0, 1" in box
+    assert "each hospital alone: kept from suite made-up, seed 0, 1" in box
     (line,) = (line for line in box if line.startswith("degree right"))
     assert line.endswith("alone 45.0")
     other = read_run(write_run(tmp_path / "other", sites=SITES, content=True, rounds=2))
     assert UNKNOWN in closing_box(other)
 
 
-@pytest.mark.parametrize(("done", "tests"), [([(0.2, 0.4)], None), ([(0.2, 0.4)] * 2, [1, 2, 3])])
+@pytest.mark.parametrize(("done", "tests"), [([], None), ([(0.2, 0.4)] * 2, [1, 2, 3])])
 def test_a_suite_that_is_not_done_or_of_other_hospitals_is_not_kept(tmp_path, suite_of, done, tests):
     run = read_run(write_run(tmp_path / "run", sites=SITES))
     counts = {site: {"test": tests or of_site["test"]} for site, of_site in run.start.counts.items()}
