@@ -12,7 +12,7 @@ from typing import Any
 
 from fedtar_flare.core.errors import ConfigError, FedTARError
 from fedtar_flare.core.files import hashes, read_bytes, read_json, read_yaml, write_bytes
-from fedtar_flare.core.settings import build
+from fedtar_flare.core.settings import Settings, build
 from fedtar_flare.data.minimum_cell import round_to_cell
 from fedtar_flare.models.adapters.peft_file import adapter_hashes, read_adapter_info
 from fedtar_flare.reporting.model_audit import MEASURES, PARTS, VOTE, Project, Vote
@@ -30,6 +30,14 @@ from fedtar_flare.version import __version__
 
 MANIFEST = "release.json"
 _UTC = "%Y-%m-%dT%H:%M:%SZ"
+
+
+class Manifest(Settings):
+    """What a lead signs: the sites' votes, and the SHA-256 of the adapter's files."""
+
+    votes: dict[str, str]
+    files: dict[str, str]
+    time: str
 
 
 def read_project(file: Path) -> Project:
@@ -112,9 +120,10 @@ def verify_release(adapter: Path, root: Path) -> None:
     content, (name, *roles) = verify(read_bytes(manifest), root, str(manifest))
     if not {"lead", "project_admin"} & set(roles):
         raise FedTARError(f"{manifest} is signed by {name}, whose role is not lead or project_admin")
-    if changed := {name for name, _ in content["files"].items() ^ _files(adapter).items()}:
+    released = build(Manifest, content, str(manifest))
+    if changed := {name for name, _ in released.files.items() ^ _files(adapter).items()}:
         raise FedTARError(f"{adapter} is not as it was released: {', '.join(sorted(changed))}")
-    check_votes(content["votes"], adapter, root)
+    check_votes(released.votes, adapter, root)
 
 
 def check_votes(votes: Mapping[str, str], adapter: Path, root: Path, project: Project | None = None) -> None:

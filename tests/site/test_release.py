@@ -225,7 +225,7 @@ def test_a_vote_from_an_earlier_release_is_of_no_use_for_other_votes(kits, relea
     """A manifest whose votes are exchanged, left out or doubled is signed by the lead all the same."""
     content, _ = verify((released / "adapter" / MANIFEST).read_bytes(), kits.root, "it")
     adapter, votes = shutil.copytree(released / "adapter", run / "other"), content["votes"]
-    for other in ({}, {"hospital-a": votes["hospital-a"]}, votes | {"x": votes["hospital-a"]},
+    for other in ({}, {"hospital-a": votes["hospital-a"]}, votes | {"x": votes["hospital-a"]}, None,
                   votes | {"hospital-a": votes["hospital-b"]}):  # fmt: skip
         (adapter / MANIFEST).write_bytes(sign(content | {"votes": other}, kits.of / "lead@hub.org"))
         with pytest.raises(FedTARError):
