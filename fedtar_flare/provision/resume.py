@@ -132,7 +132,8 @@ def resumed_job(
 
 def _begin(server: dict[str, Any], resume_from: str, again: int | None) -> None:
     """Have the server begin with a job's checkpoint, with ``again`` for the rounds from there on; 0: at its start."""
-    server |= {"resume_from": "" if again == 0 else resume_from, "remake_before": again or 0}
+    server.pop("remake_before", None)
+    server |= {"resume_from": "" if again == 0 else resume_from} | ({"remake_before": again} if again else {})
     if again != 0:
         server.pop("initial_checkpoint", None)
 

@@ -103,8 +103,8 @@ def test_an_approval_holds_for_one_digest_until_it_is_withdrawn(tmp_path):
 
 def test_a_held_job_reads_nothing_and_an_approved_one_goes_on_until_something_changes(kit, job, monkeypatch):
     """Approved beforehand from the lead's folder, it counts for the app that FLARE puts at the site."""
-    patients, admitted = [], []
-    monkeypatch.setattr(ReportSite, "patients", lambda *_: patients.append(1))
+    patients, admitted, nobody = [], [], Mock(samples=Mock(return_value=()))
+    monkeypatch.setattr(ReportSite, "patients", lambda *_: patients.append(1) or nobody)
     monkeypatch.setattr("fedtar_flare.runtime.site_executor.admit", lambda *_: admitted.append(1))
     payload = {"settings": "same", "counts": {split: [1, 1] for split in ("train", "validation", "test")}}
     monkeypatch.setattr(ReportSite, "_handshake", lambda self, task: (ok(task.header, payload=payload), None))

@@ -17,8 +17,9 @@ from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 from fedtar_flare.provision.kit import LAUNCHER, site_policy
 from fedtar_flare.registry import default_names
 from fedtar_flare.site.context import Participation, decide, state_of
-from fedtar_flare.site.doctor import FAIL, OK, WARN, diagnose, environment
+from fedtar_flare.site.doctor import diagnose, environment
 from fedtar_flare.site.doctor.connection import certificates, server
+from fedtar_flare.site.doctor.finding import FAIL, OK, WARN
 from fedtar_flare.site.policy import GUARD, PRIVACY_FILTER, SITE_CLASSES, rights
 from fedtar_flare.site.site_file import SiteConfig
 

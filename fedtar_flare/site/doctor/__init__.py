@@ -2,21 +2,9 @@
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
-OK, WARN, FAIL = LEVELS = "OK", "WARN", "FAIL"
-"""All is well; goes on, but look; a run cannot work."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line of the doctor's report: a level, the name of the check, its result, and what to do (empty: nothing)."""
-
-    status: str
-    check: str
-    text: str
-    cure: str = ""
+from fedtar_flare.site.doctor.finding import LEVELS, Finding
 
 
 def diagnose(kit: Path | None = None, site_file: Path | None = None, time_steps: int = 3) -> list[Finding]:

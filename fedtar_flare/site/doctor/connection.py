@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cryptography import x509
 
-from fedtar_flare.site.doctor import FAIL, OK, WARN, Finding
+from fedtar_flare.site.doctor.finding import FAIL, OK, WARN, Finding
 
 SOON = timedelta(days=30)
 CERTIFICATES = ("client.crt", "rootCA.pem")

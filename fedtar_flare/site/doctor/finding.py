@@ -1,0 +1,16 @@
+"""A finding of the doctor."""
+
+from dataclasses import dataclass
+
+OK, WARN, FAIL = LEVELS = "OK", "WARN", "FAIL"
+"""All is well; goes on, but look; a run cannot work."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the doctor's report: a level, the name of the check, its result, and what to do (empty: nothing)."""
+
+    status: str
+    check: str
+    text: str
+    cure: str = ""
