@@ -2,6 +2,7 @@
 
 import copy
 import json
+import uuid
 from pathlib import Path
 
 import pytest
@@ -33,7 +34,9 @@ JOB = {
     "data": {"synthetic_patients": 16},
 }
 METHODS = [
-    name if name == "fedavg" else pytest.param(name, marks=pytest.mark.slow) for name in names() if name != "fedkei"
+    name if name == "fedavg" else pytest.param(name, marks=pytest.mark.slow)
+    for name in names()
+    if name not in ("fedkei", "centralised")  # the latter keeps no state of a site
 ]
 
 
@@ -147,13 +150,16 @@ def test_a_state_of_another_round_is_never_taken_for_the_one_that_is_gone(tmp_pa
 
 
 @pytest.mark.slow
-def test_a_canary_that_was_forgotten_is_as_unknown_as_by_chance(federation, cohort):
+def test_a_canary_that_was_forgotten_is_as_unknown_as_by_chance(federation, cohort, monkeypatch):
     """Of three canaries of a hospital that learns alone, before and after its run is made again from the start."""
-    training, model = {"local_steps": 60, "batch_size": 4, "lr": 1e-2}, {"num_beams": 1, "max_length": 32}
+    training, model = {"local_steps": 120, "batch_size": 4, "lr": 1e-2}, {"num_beams": 1, "max_length": 32}
     job = JOB | {"num_rounds": 1, "training": training, "model": model}
     file = federation.site_file(SITES[0])
     file.write_text((without := file.read_text()) + "canaries: 3\n")
-    taught = federation.run("taught", "fedavg", names=SITES[:1], job=job)
+    with monkeypatch.context() as patch:  # canaries follow from the run's id
+        patch.setattr("fedtar_flare.runtime.controller.uuid.uuid4", lambda: uuid.UUID(int=1))
+        patch.setattr("fedtar_flare.runtime.controller.time.strftime", lambda *_: "20260101-000000")
+        taught = federation.run("taught", "fedavg", names=SITES[:1], job=job)
     file.write_text(without)
     again = federation.run("again", "fedavg", names=SITES[:1], job=job)
     mean_bits = []
@@ -161,7 +167,7 @@ def test_a_canary_that_was_forgotten_is_as_unknown_as_by_chance(federation, coho
         trained = Drafter(results / "adapter").site_model
         planted = canaries(cohort, read_run(taught).start.run_id, 3, trained.tokenizer, federation.folder)
         mean_bits.append(sum(exposure(trained, canary, False) for canary in planted) / 3)
-    assert mean_bits[1] < 5 < mean_bits[0] <= BITS, "about 1.4 by chance"
+    assert mean_bits[1] < 4 and mean_bits[1] + 2 < mean_bits[0] <= BITS, "about 1.4 by chance"
 
 
 @pytest.mark.slow
