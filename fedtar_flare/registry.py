@@ -13,10 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any
 
-from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.plugins import announced, is_ours, load
 
 if TYPE_CHECKING:
     from fedtar_flare.core.settings import Settings
@@ -95,26 +94,14 @@ class Method:
         return replace(self, contract=contract_, **changes)
 
 
-@cache
-def _announced() -> dict[str, EntryPoint]:
-    """Entry points by name; of one name this package's own counts, so that none of its methods can be replaced."""
-    points = entry_points(group="fedtar_flare.methods")
-    ours = {point.name: point for point in points if _is_ours(point)}
-    return ours | {point.name: point for point in sorted(points, key=str) if point.name not in ours}
-
-
-def _is_ours(point: EntryPoint) -> bool:
-    return point.dist is not None and point.dist.name.lower().replace("_", "-") == "fedtar-flare"
-
-
 def names() -> tuple[str, ...]:
     """Names of all installed methods: this package's, then those of others."""
-    return tuple(_announced())
+    return tuple(announced("method"))
 
 
 def own_names() -> tuple[str, ...]:
     """Names of this package's own methods."""
-    return tuple(name for name, point in _announced().items() if _is_ours(point))
+    return tuple(name for name, point in announced("method").items() if is_ours(point))
 
 
 def default_names() -> tuple[str, ...]:
@@ -127,28 +114,10 @@ def caution_of(name: str) -> str:
     return contract_of(name).caution if name in own_names() else ""
 
 
-def package_of(name: str) -> str:
-    """Name and version of the package that announces an installed method."""
-    dist = _announced()[name].dist
-    return f"{dist.name} {dist.version}" if dist is not None else "unknown"
-
-
 @cache
 def method(name: str) -> Method:
     """Load an installed method; ConfigError where none, or something else, is announced under the name."""
-    points = _announced()
-    if name not in points:
-        from fedtar_flare.core.settings import suggestion  # the list of methods needs no settings
-
-        known = ", ".join(points) or "none: install the package, pip install fedtar_flare"
-        raise ConfigError(f"method '{name!s:.80}' is unknown{suggestion(str(name), points)} (known: {known})")
-    try:
-        loaded = points[name].load()
-    except Exception as error:
-        raise ConfigError(f"method '{name}' of {package_of(name)} cannot be loaded: {error}") from error
-    if not isinstance(loaded, Method) or loaded.name != name:
-        raise ConfigError(f"method '{name}' of {package_of(name)}: {points[name].value} is no Method of that name")
-    return loaded
+    return load("method", name, Method)
 
 
 def contract_of(name: str) -> Contract:

@@ -95,13 +95,14 @@ def shared_data() -> Path:
 
 @pytest.fixture
 def announce(monkeypatch):
-    """Announces methods beside the installed ones for one test."""
+    """Announces a method, or something else of a ``kind``, beside the installed ones for one test."""
     from fedtar_flare import registry
+    from fedtar_flare.core import plugins
 
-    def announce(method):
-        point = SimpleNamespace(name=method.name, value="a test's", dist=None, load=lambda: method)
-        monkeypatch.setitem(registry._announced(), method.name, point)
-        return method
+    def announce(announced, kind="method"):
+        point = SimpleNamespace(name=announced.name, value="a test's", dist=None, load=lambda: announced)
+        monkeypatch.setitem(plugins.announced(kind), announced.name, point)
+        return announced
 
     yield announce
     registry.method.cache_clear()

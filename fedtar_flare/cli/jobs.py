@@ -127,10 +127,16 @@ def methods(arguments: argparse.Namespace) -> None:
 
     Which of them a hospital takes part in is for its own guard to say (fedtar doctor).
     """
-    from fedtar_flare.registry import method, names, package_of
+    from fedtar_flare.core.plugins import package_of
+    from fedtar_flare.registry import method, names
 
     installed = [
-        {"name": name, "title": method(name).contract.title, "package": package_of(name), "paper": method(name).paper}
+        {
+            "name": name,
+            "title": method(name).contract.title,
+            "package": package_of("method", name),
+            "paper": method(name).paper,
+        }
         for name in names()
     ]
     lines = ("{name:<16} {title:<52} {package:<20} {paper}".format(**kind).rstrip() for kind in installed)

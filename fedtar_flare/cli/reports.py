@@ -201,7 +201,7 @@ def _labelled(arguments: argparse.Namespace, state: Path) -> tuple[str, list[dic
             raise ConfigError(f"the run has kept no labels by {name}: name the folder of 'fedtar labeler import'")
         return name, rows
     sides = [[row[key] for row in rows] for key in ("reference", "text")]
-    by = TextLabeler.by_rules(name) if name in NEURAL.values() else ReportLabeler(Path(name)).label(sides[0], sides[1])
+    by = TextLabeler.named(name) if name in NEURAL.values() else ReportLabeler(Path(name)).label(sides[0], sides[1])
     for row in rows:
         row["labels"] = {by.labeler: [by.code(row["reference"]), by.code(row["text"])]}
     return by.labeler, rows

@@ -1,7 +1,7 @@
 """Scores of drafts: of a site by time step, which may leave it, and of single reports, which stay."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from operator import itemgetter
@@ -44,8 +44,9 @@ def site_scores(
     time_steps: int,
     min_cell: int,
     text_labeler: TextLabeler | None = None,
+    admitted: Collection[str] = (),
 ) -> dict[str, Any]:
-    """Score a site's drafts, per time step and over all steps.
+    """Score a site's drafts, per time step and over all steps, also by the ``admitted`` scores of other packages.
 
     A cell (the reports of a step) of fewer than ``min_cell`` patients gets no scores, and its reports do not count in
     ``all``, else subtraction would reveal them. Every n is rounded down to a multiple of ``min_cell``.
@@ -56,7 +57,7 @@ def site_scores(
         chosen = [i for i, sample in enumerate(samples) if sample.time_step == t]
         rounded = round_to_cell(len(chosen), min_cell)
         reports = reports_of(samples, drafts, losses, chosen, min_cell)
-        steps[str(t)] = {"n": rounded, **scores_of(reports, by_step=True, n=rounded)}
+        steps[str(t)] = {"n": rounded, **scores_of(reports, by_step=True, n=rounded, admitted=admitted)}
         counted += chosen
         n += rounded
     if not counted:
@@ -66,7 +67,7 @@ def site_scores(
     contradictions = contradicted(reports.reference_claims) if enough(claimants, min_cell) else None
     return {
         "steps": steps,
-        "all": {"n": n, **scores_of(reports, n=n)},
+        "all": {"n": n, **scores_of(reports, n=n, admitted=admitted)},
         "findings": finding_scores(reports),
         "references": {
             "identical_share": round_share(identical_share(reports.references), n, min_cell),
@@ -134,7 +135,7 @@ def report_rows(
     """List each draft with its reference, its own scores, and what it adds to the scores of a corpus."""
     if not samples:
         return []
-    labelers = [TextLabeler.by_rules(rules_for(samples[0].visit.modality)), *filter(None, [labels])]
+    labelers = [TextLabeler.named(rules_for(samples[0].visit.modality)), *filter(None, [labels])]
     statistics = report_statistics([sample.visit.report for sample in samples], drafts)
     columns: dict[str, Any] = {name: values.tolist() for name, values in vars(statistics).items()}
     lengths = statistics.hypothesis_length, statistics.reference_length

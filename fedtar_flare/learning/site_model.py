@@ -101,12 +101,13 @@ class SiteModel:
         transforms: Sequence[Spec] = (),
         image_change: Callable[[Prepared], Prepared] | None = None,
         report_labeler: ReportLabeler | None = None,
+        scores: Collection[str] = (),
     ):
         self.lora, self.lora_rank = lora, lora_rank or lora.rank
         self.ranks, self.transforms = ranks, transforms
         self.changes = random_for_training(transforms, augment=training.augment, image_size=model.image_size)
         """What changes training images at random."""
-        self.image_change, self.report_labeler = image_change, report_labeler
+        self.image_change, self.report_labeler, self.scores = image_change, report_labeler, scores
         self.cohort, self.training = cohort, training
         self.checkpoint = checkpoint
         self._config = model
@@ -378,7 +379,8 @@ class SiteModel:
         if self.report_labeler is not None and not self.ranks.rank:
             references = [sample.visit.report for sample in samples]
             labelled = self.report_labeler.label(references, chain(*texts.values()), self.checkpoint)
-        scores = {p: site_scores(samples, texts[p], losses[p], steps, min_cell, labelled) for p in passes}
+        how = (steps, min_cell, labelled, self.scores)
+        scores = {p: site_scores(samples, texts[p], losses[p], *how) for p in passes}
         rows = [row for p in passes for row in report_rows(samples, texts[p], losses[p], personal=p, labels=labelled)]
         return Evaluated(scores[True], scores.get(False), rows, samples, texts[True])
 

@@ -18,7 +18,9 @@ from typing import Literal, NamedTuple
 
 import yaml
 
+from fedtar_flare.core.plugins import load
 from fedtar_flare.data.cohort import Modality
+from fedtar_flare.metrics.score import Labeler
 from fedtar_flare.metrics.sentences import Match, Phrasebook, listed, phrases, sentences
 
 
@@ -316,7 +318,10 @@ def rule_labeler(name: RuleLabels) -> RuleLabeler:
 
 def classes_of(name: str) -> tuple[str, ...]:
     """List a labeler's classes in the order of its labels; ``No Finding`` is CheXbert's last."""
-    names = rule_labeler(NEURAL.get(name, name)).names
+    rules = NEURAL.get(name, name)
+    if rules not in NEURAL.values():
+        return load("labeler", name, Labeler).classes
+    names = rule_labeler(rules).names
     return (*names[1:], names[0]) if name == "chexbert" else names
 
 

@@ -1,44 +1,26 @@
 """All scores of drafts by name: how each is computed, rounded and shown."""
 
-from collections.abc import Callable
-from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+import logging
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from operator import itemgetter
 from typing import Literal
 
+from fedtar_flare.core.plugins import announced, load
 from fedtar_flare.data.minimum_cell import enough, round_loss, round_share, winsorised_mean
 from fedtar_flare.metrics.agreement import AVERAGES, METRICS, Average, Metric, finding_f1
 from fedtar_flare.metrics.grades import Part, marks
 from fedtar_flare.metrics.labeler import rule_labeler
 from fedtar_flare.metrics.language import identical_share, length_ratio, mismatched_share
 from fedtar_flare.metrics.reports import Reports, contradicted
+from fedtar_flare.metrics.score import Score
+
+logger = logging.getLogger(__name__)
 
 LANGUAGE, FINDINGS, CONTENT = "Language", "Findings", "Classes and repetition"
 CHANGE, GRADES = "Degree and change between visits", "Findings against the reference"
-
-
-@dataclass(frozen=True)
-class Score:
-    """A score: its name in records, its label for people, and how it is computed and shown."""
-
-    name: str
-    label: str
-    function: Callable[[Reports], float | None]  # the raw value; None where it is undefined
-    unit: str = "x 100"
-    scale: float = 100.0  # people see the raw value times ``scale``, in ``unit``
-    most: float = 1.0  # largest raw value; none is below 0
-    higher_is_better: bool | None = True  # None: the nearer to 1, the better
-    decimals: int = 1
-    by_step: bool = False  # computed at each time step too, and not only over all steps
-    needs: str = ""  # what reports must have besides the texts: "findings", or labels of the labeler of this name
-    concerned: Callable[[Reports], AbstractSet[str]] | None = None
-    """The patients that the value rests on, where these are not all; with fewer than a minimum cell it is None."""
-    rounding: Callable[[float, int, int], float] = round_share
-    """Rounds the value, given the number of reports or patients that it rests on, and the minimum cell."""
-    curve: bool = False  # whether a chart over rounds is drawn
-    group: str = CONTENT  # scores of a group share a table; all of them are computed at each step, or none is
 
 
 def change_f1(reports: Reports) -> float | None:
@@ -127,7 +109,7 @@ def _efficacy(name: str, labeler: str, average: Average, metric: Metric, uncerta
     return Score(name, label, efficacy, needs=labeler, group=group)
 
 
-SCORES = {
+OWN = {
     score.name: score
     for score in (
         _graded("degree"),
@@ -201,13 +183,68 @@ SCORES = {
 """In the order in which they are shown."""
 
 
-def scores_of(reports: Reports, *, by_step: bool = False, n: int | None = None) -> dict[str, float | None]:
-    """Compute every score that these reports can have."""
+class _Scores(Mapping[str, Score]):
+    """This package's own scores, and those of other packages, which are imported when they are looked up."""
+
+    def __getitem__(self, name: str) -> Score:
+        if name in OWN:
+            return OWN[name]
+        if name not in announced("score"):
+            raise KeyError(name)
+        return load("score", name, Score)
+
+    def __contains__(self, name: object) -> bool:
+        return name in OWN or name in announced("score")
+
+    def __iter__(self) -> Iterator[str]:
+        yield from OWN
+        yield from foreign()
+
+    def __len__(self) -> int:
+        return len(OWN) + len(foreign())
+
+
+SCORES = _Scores()
+
+
+def foreign() -> list[str]:
+    """Names of installed scores of other packages; none of them can replace one of this package's."""
+    return [name for name in announced("score") if name not in OWN]
+
+
+def scores_of(
+    reports: Reports, *, by_step: bool = False, n: int | None = None, admitted: Collection[str] = ()
+) -> dict[str, float | None]:
+    """Compute every own score that these reports can have, and those of other packages that the site has admitted."""
     available, scores = {"", *reports.available}, {}
-    for score in SCORES.values():
-        if score.needs in available and (score.by_step or not by_step):
-            concerned = reports.patients if score.concerned is None else score.concerned(reports)
-            value = score.function(reports) if enough(concerned, reports.min_cell) else None
-            count = n if n is not None and score.concerned is None else len(concerned)
-            scores[score.name] = None if value is None else score.rounding(value, count, reports.min_cell)
+    for score in (*OWN.values(), *map(SCORES.__getitem__, admitted)):
+        others = {} if score.name in OWN else announced("labeler")
+        if (score.needs in available or score.needs in others) and (score.by_step or not by_step):
+            compute = _compute if score.name in OWN else _compute_foreign
+            scores[score.name] = compute(score, reports, n)
     return scores
+
+
+def _compute(score: Score, reports: Reports, n: int | None) -> float | None:
+    concerned = reports.patients if score.concerned is None else score.concerned(reports)
+    value = score.function(reports) if enough(concerned, reports.min_cell) else None
+    count = n if n is not None and score.concerned is None else len(concerned)
+    return None if value is None else score.rounding(value, count, reports.min_cell)
+
+
+def _compute_foreign(score: Score, reports: Reports, n: int | None) -> float | None:
+    """The same of a score that may fail, leave its bounds, name patients who are none, or round as it likes."""
+
+    def rounding(value: float, count: int, least: int) -> float:
+        if not 0 <= value <= score.most:
+            raise ValueError(f"not within 0 to {score.most:g}")
+        return score.most * round_share(float(value) / score.most, count, least)
+
+    def concerned(reports: Reports) -> set[str]:
+        return {*reports.patients} & (score.concerned(reports) if score.concerned else {*reports.patients})
+
+    try:
+        return _compute(replace(score, rounding=rounding, concerned=concerned), reports, n)
+    except Exception as error:
+        logger.warning("score '%s' of another package has no value here: %s", score.name, type(error).__name__)
+        return None

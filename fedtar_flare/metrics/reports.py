@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any, NamedTuple, Self
 
 from fedtar_flare.core.errors import DataError
+from fedtar_flare.core.plugins import load
 from fedtar_flare.data.minimum_cell import full_cells
 from fedtar_flare.metrics.agreement import (
     CERTAIN,
@@ -19,8 +20,9 @@ from fedtar_flare.metrics.agreement import (
     label_counts,
 )
 from fedtar_flare.metrics.grades import Grade, claims, grade, statements
-from fedtar_flare.metrics.labeler import RuleLabeler, RuleLabels, classes_of, rule_labeler
+from fedtar_flare.metrics.labeler import NEURAL, RuleLabeler, RuleLabels, classes_of, rule_labeler
 from fedtar_flare.metrics.language import language_scores
+from fedtar_flare.metrics.score import Labeler, Pair
 
 
 class TextLabeler(NamedTuple):
@@ -30,9 +32,11 @@ class TextLabeler(NamedTuple):
     code: Callable[[str], str]
 
     @classmethod
-    def by_rules(cls, name: RuleLabels) -> Self:
-        """The labeler by rules of this name."""
-        return cls(name, lambda text: label_code(rule_labeler(name)(text)))
+    def named(cls, name: str) -> Self:
+        """The labeler by rules of this name, or of another package."""
+        if name in NEURAL.values():
+            return cls(name, lambda text: label_code(rule_labeler(name)(text)))
+        return cls(name, load("labeler", name, Labeler).code)
 
 
 @dataclass(frozen=True)
@@ -90,6 +94,16 @@ class Reports:
         common = self.common(truth)
         return [findings & common for findings in truth], [findings & common for findings in named]
 
+    def values(self, pair: Pair) -> list[float | None]:
+        """What a function gives of each pair of reference and draft."""
+        if pair not in self._values:
+            self._values[pair] = [*map(pair, self.references, self.drafts)]
+        return self._values[pair]
+
+    @cached_property
+    def _values(self) -> dict[Pair, list[float | None]]:
+        return {}
+
     @cached_property
     def language(self) -> dict[str, float]:
         """BLEU, ROUGE-L and CIDEr."""
@@ -101,13 +115,18 @@ class Reports:
         sides = self.counted(self.findings, self.draft_findings)
         return known_and_new(*sides, self.known or frozenset(), self.patients, self.min_cell)
 
+    def labels(self, labeler: str) -> list[tuple[str, str]]:
+        """Codes of each reference and draft (:func:`.label_code`) by a labeler."""
+        site = self.text_labeler
+        code = site.code if site and site.labeler == labeler else TextLabeler.named(labeler).code
+        return [(code(reference), code(draft)) for reference, draft in zip(self.references, self.drafts, strict=True)]
+
     @cached_property
     def efficacy(self) -> list[dict[Average, dict[Metric, float]] | None]:
         """Averages over the neural labeler's classes, uncertain ones negative and positive; None without any class."""
         assert self.text_labeler is not None
-        name, code = self.text_labeler
-        codes = [(code(reference), code(draft)) for reference, draft in zip(self.references, self.drafts, strict=True)]
-        counts = [label_counts(classes_of(name), codes, positive) for positive in (CERTAIN, CERTAIN_OR_NOT)]
+        name = self.text_labeler.labeler
+        counts = [label_counts(classes_of(name), self.labels(name), kinds) for kinds in (CERTAIN, CERTAIN_OR_NOT)]
         guarded = [of_kind.guarded(self.patients, self.min_cell) for of_kind in counts]
         return [of_kind.averages(self.min_cell) if of_kind.classes else None for of_kind in guarded]
 

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from fedtar_flare.core.errors import ExchangeError
 from fedtar_flare.core.files import write_json
-from fedtar_flare.metrics.registry import SCORES
+from fedtar_flare.metrics.registry import OWN, SCORES, foreign
 from fedtar_flare.models.adapters.peft_file import DEFAULT_ADAPTER, adapter_of, write_adapter
 from fedtar_flare.protocol.contract import MOST
 from fedtar_flare.protocol.exchange import ExchangeSchema, Tensors
@@ -49,7 +49,6 @@ logger = logging.getLogger(__name__)
 MOST_FINDINGS = 100
 """Findings that a site's scores may hold."""
 _OF_FINDING = {"n": MOST, "named": MOST, "recall": 1.0, "precision": 1.0}
-_LIMITS = {name: score.most for name, score in SCORES.items()} | _OF_FINDING
 
 
 def check_scores(reply: Reply, time_steps: int) -> None:
@@ -68,15 +67,19 @@ def check_scores(reply: Reply, time_steps: int) -> None:
         parts = (*scores.steps.values(), scores.all, scores.references, *of_findings)
         known = {*sent} <= {*SiteScores.model_fields} and {*scores.findings} <= {"known", "new", "stated"}
         steps = all(1 <= t <= time_steps for t in scores.steps)
-        known &= {*chain(*parts)} <= {*_LIMITS} and {*chain(*of_findings)} <= {*_OF_FINDING}
+        known &= {*chain(*of_findings)} <= {*_OF_FINDING}
+        if unknown := {*chain(*parts)} - {*_OF_FINDING, *OWN, *foreign()}:
+            text = f"'{min(unknown):.80}' is no score that the server knows: install its package there"
+            raise ExchangeError(f"the field '{name}' holds more than the scores of {time_steps} time steps: {text}")
         if not (known and steps and len(of_findings) <= MOST_FINDINGS):
             raise ExchangeError(f"the field '{name}' holds more than the scores of {time_steps} time steps")
         counted = all(0 <= right <= n for n, right in scores.certainty.values())
         if not (counted and {*scores.certainty} <= {*CERTAINTIES}):
             raise ExchangeError(f"the field '{name}' has no counts of changes by certainty")
         for key, value in (pair for part in parts for pair in part.items()):
-            if value is not None and not -1e-6 <= value <= _LIMITS[key] + 1e-6:
-                raise ExchangeError(f"the field '{name}' has a {key} that is not within 0 to {_LIMITS[key]:g}")
+            most = _OF_FINDING.get(key) or SCORES[key].most
+            if value is not None and not -1e-6 <= value <= most + 1e-6:
+                raise ExchangeError(f"the field '{name}' has a {key} that is not within 0 to {most:g}")
         reply.payload[name] = scores if sent else {}
     for number in (reply.payload.get("skipped_studies") or {}).values():
         if not isinstance(number, int) or number < 0:
@@ -232,8 +235,8 @@ class Results:
                 self._ahead[t] = self._ahead.get(t, {}) | scored
                 self.record.write(Ahead(round=r, periods=self._ahead))
         for site, of_site in event.sites.items():
-            for name, score in SCORES.items():
-                if score.curve:
+            for name in (name for name in (*OWN, *foreign()) if name in OWN or name in of_site.all):
+                if SCORES[name].curve:
                     self.scalar(f"{name}/{site}", of_site.all.get(name), r)
         key = "final" if r >= self._first_round else "warm_start"
         if key == "final" or key not in self._metrics:

@@ -47,6 +47,7 @@ def build_learner(
         transforms=data.transforms,
         image_change=change_of(site.name, task.job_seed, data.image_changes) if data.image_changes else None,
         report_labeler=labeler_of_site(config),
+        scores=config.scores,
         has_patients=not config.without_patients,
         **others,
     )

@@ -15,10 +15,12 @@ from pydantic import Field
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.files import yaml_mapping, yaml_text
+from fedtar_flare.core.plugins import load
 from fedtar_flare.core.settings import Settings, build, check_names, problem_of, suggestion
 from fedtar_flare.data.sources import READERS
 from fedtar_flare.imaging.limits import Limits
 from fedtar_flare.imaging.transform_list import LISTED, SAFE
+from fedtar_flare.metrics.score import Score
 from fedtar_flare.site.context import home, state_of
 
 SOURCES = ("synthetic", *READERS)
@@ -176,6 +178,9 @@ class SiteConfig(Settings):
         description="folder that 'fedtar labeler import' wrote (CheXbert, RadBERT): clinical efficacy by it is then "
         "among the scores that leave",
     )
+    scores: tuple[str, ...] = Field(
+        (), description="scores of other packages, by name, that are computed here too and leave; default: none"
+    )
     exclude: Path | None = Field(None, description="text file of ids, one a line, of patients who withdrew")
     canaries: int = Field(
         0, ge=0, le=16, description="made-up patients to train on too, for a trial: an audit tells what is remembered"
@@ -299,6 +304,8 @@ def read_site_file(file: Path, simulated: bool = False, for_jobs: bool = True) -
         from fedtar_flare.learning.report_labeler import ReportLabeler
 
         ReportLabeler(config.labeler)
+    for name in config.scores:
+        load("score", name, Score)  # what cannot be loaded now cannot be when scores are due
     if for_jobs and not (whole or config.without_patients):
         raise ConfigError(
             f"{file}: the file of a site with patients must have a 'policy' (policy: {{}} for the defaults), and its "

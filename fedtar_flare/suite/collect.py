@@ -129,7 +129,7 @@ def _learner(recipe: MethodRecipe, hospital: str) -> ReportLearner:
         precision=config.precision,
         **({"lora": settings.lora} | more),
     )
-    learner.report_labeler = labeler_of_site(config)
+    learner.report_labeler, learner.scores = labeler_of_site(config), config.scores
     return learner
 
 

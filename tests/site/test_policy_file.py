@@ -9,7 +9,7 @@ from nvflare.apis.filter import FilterChainType, FilterContextKey
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.signal import Signal
 
-from fedtar_flare import registry
+from fedtar_flare.core import plugins
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.protocol.messages import TaskHeader, version
 from fedtar_flare.provision.kit import site_policy
@@ -76,7 +76,7 @@ def test_a_method_that_the_site_does_not_allow_is_not_even_imported(tmp_path, mo
     assert set(own_names()) - set(default_names()) == {"scaffold"}, "what has a caution is allowed where it is named"
     loaded = []
     point = SimpleNamespace(name="unlisted", value="evil:METHOD", dist=None, load=lambda: loaded.append(1))
-    monkeypatch.setitem(registry._announced(), "unlisted", point)
+    monkeypatch.setitem(plugins.announced("method"), "unlisted", point)
     executor, header = SiteExecutor("unlisted"), TaskHeader("unlisted", "run", 0, 0, 1, 1, version(0, 0))
     ctx = context(tmp_path, "handshake", header=header)
     task = ctx.get_prop(FLContextKey.TASK_DATA)

@@ -1,0 +1,88 @@
+"""What a score and a labeler of another package can do, and what a hospital decides."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import devices
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedtar_flare.core.errors import ConfigError, ExchangeError
+from fedtar_flare.metrics.registry import OWN, SCORES, _compute_foreign, scores_of
+from fedtar_flare.metrics.reports import Reports
+from fedtar_flare.metrics.score import Score
+from fedtar_flare.runtime.results import check_scores
+from fedtar_flare.site.site_file import read_site_file
+
+TEXTS = [("Port in place.", "Port in place."), ("No tube.", "A tube."), ("Pacemaker.", "Clear."), ("Clear.", "Clear.")]
+
+
+def reports(min_cell=1, patients="aabc"):
+    nothing = [frozenset()] * 4
+    sides = zip(*TEXTS, strict=True)
+    return Reports(patients, range(4), *sides, "chexpert-rules", [1.0] * 4, *[nothing] * 4, min_cell=min_cell)
+
+
+@pytest.fixture
+def announced(announce):
+    announce(devices.LABELER, "labeler")
+    return [announce(score, "score").name for score in (devices.OVERLAP, devices.DEVICES)]
+
+
+def test_only_what_the_site_has_admitted_is_computed_and_none_takes_an_own_scores_place(announced, announce):
+    own = scores_of(reports())
+    announce(Score("bleu_4", "mine", lambda _: 1.0), "score")
+    assert not own.keys() & {*announced} and {*announced} < {*SCORES} and SCORES["bleu_4"] is OWN["bleu_4"]
+    scores = scores_of(reports(), admitted=announced)
+    assert {name: scores[name] for name in own} == own
+    # words in common: 3 of 3, 1 of 2, none and all; devices: 2 named, of 3 there, 2 of them rightly
+    assert scores["word_overlap"] == (1 + 0.5 + 0 + 1) / 4 and scores["devices_f1"] == pytest.approx(4 / 5)
+    assert scores_of(reports(min_cell=2), admitted=announced)["devices_f1"] is None, "each device is of one patient"
+
+
+VALUES = st.floats(allow_nan=True, allow_infinity=True)
+
+
+@given(value=VALUES, least=st.integers(1, 4), patients=st.sets(st.sampled_from("abcxyz")))
+def test_whatever_it_gives_only_a_rounded_share_of_enough_patients_leaves(value, least, patients):
+
+    score = replace(devices.OVERLAP, function=lambda _: value, concerned=lambda _: patients, most=2.0)
+    score = replace(score, rounding=lambda value, n, least: value)
+    left = _compute_foreign(score, reports(least), None)
+    true = patients & {*"abc"}
+    if left is None:
+        assert len(true) < least or not 0 <= value <= 2
+    else:
+        assert 0 <= left <= 2 and len(true) >= least
+        n = len(true) - len(true) % least
+        assert least == 1 or left * n / 2 == pytest.approx(round(left * n / 2))
+
+
+def test_one_that_fails_has_no_value(announce):
+    announce(Score("broken", "broken", lambda _: 1 / 0), "score")
+    assert scores_of(reports(), admitted=["broken"])["broken"] is None
+
+
+@pytest.mark.parametrize("named", ["word_overlay", "no_score"])
+def test_a_site_file_names_those_that_are_installed(announced, announce, tmp_path, named):
+    file = tmp_path / "fedtar.yaml"
+    file.write_text(f"source: synthetic\nscores: [{named}]\n")
+    announce(replace(devices.LABELER, name="no_score"), "score")
+    with pytest.raises(ConfigError, match=f"score '{named}'"):
+        read_site_file(file)
+    file.write_text("source: synthetic\nscores: [word_overlap]\n")
+    assert read_site_file(file).scores == ("word_overlap",)
+
+
+@pytest.mark.parametrize(
+    "scores, refused", [({"word_overlap": 0.5}, ""), ({"word_overlap": 1.5}, "0 to 1"), ({"x": 0}, "'x'")]
+)
+def test_the_server_takes_it_within_its_bounds_and_names_one_that_is_not_installed_there(announced, scores, refused):
+    reply = SimpleNamespace(payload={"scores": {"all": {"n": 4, **scores}}})
+    if refused:
+        with pytest.raises(ExchangeError, match=refused):
+            check_scores(reply, 1)
+    else:
+        check_scores(reply, 1)
+        assert reply.payload["scores"].all["word_overlap"] == 0.5
