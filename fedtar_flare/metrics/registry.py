@@ -8,6 +8,7 @@ from itertools import chain
 from operator import itemgetter
 from typing import Literal
 
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.plugins import announced, load
 from fedtar_flare.data.minimum_cell import enough, round_loss, round_share, winsorised_mean
 from fedtar_flare.metrics.agreement import AVERAGES, METRICS, Average, Metric, finding_f1
@@ -184,32 +185,35 @@ OWN = {
 
 
 class _Scores(Mapping[str, Score]):
-    """This package's own scores, and those of other packages, which are imported when they are looked up."""
+    """This package's own scores, then those of other packages, which are imported when they are looked up."""
 
     def __getitem__(self, name: str) -> Score:
-        if name in OWN:
-            return OWN[name]
-        if name not in announced("score"):
-            raise KeyError(name)
-        return load("score", name, Score)
+        return OWN[name] if name in OWN else load("score", name, Score)
 
     def __contains__(self, name: object) -> bool:
-        return name in OWN or name in announced("score")
+        return name in OWN or name in foreign()
 
     def __iter__(self) -> Iterator[str]:
-        yield from OWN
-        yield from foreign()
+        return iter([*OWN, *foreign()])
 
     def __len__(self) -> int:
-        return len(OWN) + len(foreign())
+        return len([*self])
 
 
 SCORES = _Scores()
 
 
 def foreign() -> list[str]:
-    """Names of installed scores of other packages; none of them can replace one of this package's."""
-    return [name for name in announced("score") if name not in OWN]
+    """Names of the scores of other packages, without those that cannot be loaded; none replaces an own one."""
+    names = []
+    for name in announced("score"):
+        if name not in OWN:
+            try:
+                load("score", name, Score)
+                names.append(name)
+            except ConfigError as error:
+                logger.warning("%s", error)
+    return names
 
 
 def scores_of(

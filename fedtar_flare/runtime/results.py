@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from fedtar_flare.core.errors import ExchangeError
 from fedtar_flare.core.files import write_json
-from fedtar_flare.metrics.registry import OWN, SCORES, foreign
+from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.models.adapters.peft_file import DEFAULT_ADAPTER, adapter_of, write_adapter
 from fedtar_flare.protocol.contract import MOST
 from fedtar_flare.protocol.exchange import ExchangeSchema, Tensors
@@ -68,7 +68,7 @@ def check_scores(reply: Reply, time_steps: int) -> None:
         known = {*sent} <= {*SiteScores.model_fields} and {*scores.findings} <= {"known", "new", "stated"}
         steps = all(1 <= t <= time_steps for t in scores.steps)
         known &= {*chain(*of_findings)} <= {*_OF_FINDING}
-        if unknown := {*chain(*parts)} - {*_OF_FINDING, *OWN, *foreign()}:
+        if unknown := {*chain(*parts)} - {*_OF_FINDING, *SCORES}:
             text = f"'{min(unknown):.80}' is no score that the server knows: install its package there"
             raise ExchangeError(f"the field '{name}' holds more than the scores of {time_steps} time steps: {text}")
         if not (known and steps and len(of_findings) <= MOST_FINDINGS):
@@ -235,8 +235,8 @@ class Results:
                 self._ahead[t] = self._ahead.get(t, {}) | scored
                 self.record.write(Ahead(round=r, periods=self._ahead))
         for site, of_site in event.sites.items():
-            for name in (name for name in (*OWN, *foreign()) if name in OWN or name in of_site.all):
-                if SCORES[name].curve:
+            for name, score in SCORES.items():
+                if score.curve:
                     self.scalar(f"{name}/{site}", of_site.all.get(name), r)
         key = "final" if r >= self._first_round else "warm_start"
         if key == "final" or key not in self._metrics:

@@ -33,7 +33,8 @@ def announced(announce):
 def test_only_what_the_site_has_admitted_is_computed_and_none_takes_an_own_scores_place(announced, announce):
     own = scores_of(reports())
     announce(Score("bleu_4", "mine", lambda _: 1.0), "score")
-    assert not own.keys() & {*announced} and {*announced} < {*SCORES} and SCORES["bleu_4"] is OWN["bleu_4"]
+    announce(replace(devices.LABELER, name="no_score"), "score")
+    assert not own.keys() & {*announced} and {*announced} == {*SCORES} - {*OWN} and SCORES["bleu_4"] is OWN["bleu_4"]
     scores = scores_of(reports(), admitted=announced)
     assert {name: scores[name] for name in own} == own
     # words in common: 3 of 3, 1 of 2, none and all; devices: 2 named, of 3 there, 2 of them rightly
