@@ -30,7 +30,7 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             known = list(action.choices)
-            hint = f"{_nearest(str(value), known)} (known: {', '.join(known)})"
+            hint = _nearest(str(value), known) or f" (known: {', '.join(known)})"
             raise argparse.ArgumentError(action, f"'{value}' is unknown{hint}")
 
     def error(self, message: str) -> NoReturn:

@@ -187,7 +187,7 @@ def _lines(findings: Check, summary: dict[str, Any]) -> list[str]:
     lines.append(f"  visits per patient   {per_patient or '-'}")
     for name, key in spreads.items():
         if (values := summary[key])["n"]:
-            lines.append(f"  {name:<21}median {values['median']:g} ({values['min']:g} to {values['max']:g})")
+            lines.append(f"  {name:<21}median {values['median']:.4g} ({values['min']:.4g} to {values['max']:.4g})")
     lines += [f"  noted, {reason}: {n}" for reason, n in summary["notes"].items()]
     for kind, visits in sorted(findings.identifiers.items()):
         lines.append(f"  likely identifier in the report, {kind}: {len(visits)}, such as in {', '.join(visits[:3])}")

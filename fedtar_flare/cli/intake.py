@@ -84,7 +84,7 @@ def reports(arguments: argparse.Namespace) -> None:
     lines = [f"  left out, {reason}: {n}, such as: {first[reason]}" for reason, n in left_out.items()]
     lines += [f"  not read beside the text of {len(notes)} reports, such as: {notes[0]}"] if notes else []
     if not rows:
-        raise DataError("\n".join(["no report counts", *lines]), reason="no-report")
+        raise DataError("\n".join([f"no report found in {arguments.source}", *lines]), reason="no-report")
     write_rows(arguments.out, rows)
     data = {"reports": len(rows), "left_out": left_out, "passed_over": by_reason(notes), "table": arguments.out}
     show(arguments, data, f"{arguments.out}: {len(rows)} reports", *lines)

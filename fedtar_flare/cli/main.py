@@ -53,8 +53,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
-    arguments = parser().parse_args(argv)
+    """Run one command; returns the exit code. Without a command it is the help."""
+    arguments = parser().parse_args((sys.argv[1:] if argv is None else argv) or ["--help"])
     command = " ".join(["fedtar", arguments.command, *filter(None, [getattr(arguments, "subcommand", None)])])
     return exit_code(command, lambda: arguments.run(arguments))
 
@@ -72,8 +72,8 @@ def exit_code(command: str, run: Callable[[], int | None]) -> int:
     except BrokenPipeError:  # "| head" has read enough; Python would say so once more at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except KeyboardInterrupt:
-        print(f"{command}: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        print(f"{command}: interrupted{interrupt}", file=sys.stderr)
         return 130
 
 

@@ -1,6 +1,7 @@
 """``fedtar data synth`` and ``partition``: the sites of a simulated federation, invented or divided."""
 
 import argparse
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -79,4 +80,5 @@ def partition(arguments: argparse.Namespace) -> None:
 
 
 def _how_to_train(out: Path, sites: Sequence[Any]) -> str:
-    return f"Train on them: FEDTAR_SITES={out / 'sites'} fedtar simulate -n {','.join(site.site for site in sites)}"
+    folder = shlex.quote(str(out / "sites"))
+    return f"Train on them: FEDTAR_SITES={folder} fedtar simulate -n {','.join(site.site for site in sites)}"

@@ -165,6 +165,8 @@ def yaml_text(path: Path) -> str:
     """Read the text of a YAML file."""
     try:
         return read_text(path)
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: there is no such file") from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not readable as YAML ({error})") from error
 

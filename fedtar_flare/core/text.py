@@ -40,7 +40,7 @@ class Progress:
         self._start = self._last = clock()
 
     def __call__(self, done: int) -> None:
-        """Report that ``done`` of all units are finished."""
+        """Report that ``done`` of all units are finished; how much longer it takes, from a tenth on."""
         now = self._clock()
         if now - self._last < self._every:
             return
@@ -49,4 +49,5 @@ class Progress:
         speed = f"{rate:.1f}/s" if rate >= 0.1 else f"{rate * 60:.1f}/min"
         left = (self._total - done) / rate
         minutes = f"{left / 60:.0f} min" if left < 5400 else f"{left / 3600:.1f} h"
-        self._say(f"{self._what} {done} of {self._total}, {speed}, {minutes if left >= 90 else f'{left:.0f} s'} left")
+        estimate = f", {minutes if left >= 90 else f'{left:.0f} s'} left" if 10 * done >= self._total else ""
+        self._say(f"{self._what} {done} of {self._total}, {speed}{estimate}")

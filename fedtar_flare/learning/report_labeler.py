@@ -78,6 +78,8 @@ def _read(file: Path) -> dict[str, Tensor]:
         state = state.get("model_state_dict", state)
         # older versions of transformers kept position ids as a weight; they are no parameter
         state = {name.removeprefix("module."): v for name, v in state.items() if not name.endswith("position_ids")}
+    except FileNotFoundError as error:
+        raise ConfigError(f"{file}: there is no such file") from error
     except Exception as error:  # torch.load raises what the file makes it raise
         why = f"cannot be read as torch's file of a state dict; was it cut short? ({str(error)[:120]})"
         if code := re.search(r"GLOBAL (\S+)", str(error)):

@@ -3,9 +3,11 @@
 import contextlib
 import copy
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 
 from nvflare.recipe.sim_env import SimEnv
 
@@ -89,7 +91,8 @@ def simulate(
         workspace_root=str(root.parent),
         log_config=str(_console_log(root / "local" / "console_log.json", quiet=say is not None)),
     )
-    with _followed(folder, say, every), contextlib.suppress(RuntimeError):  # the record says why, better than FLARE
+    # of a RuntimeError the record says why, better than FLARE
+    with _interruptible(folder), _followed(folder, say, every), contextlib.suppress(RuntimeError):
         recipe.execute(environment)  # or exports it, where a job.py was called with FLARE's --export
     if (status := run_status(folder)) != "completed":
         raise FedTARError(f"the run did not complete ({status}); the server's log: {root / 'server' / 'log.txt'}")
@@ -110,6 +113,35 @@ def site_names(sites: int | str | Sequence[str]) -> list[str]:
             allowed = f"letters, digits, '.', '_', '@' and '-', and none of {', '.join(RESERVED)}"
             raise ConfigError(f"sites: '{name}' cannot name a site: {allowed}")
     return names
+
+
+@contextlib.contextmanager
+def _interruptible(folder: Path) -> Iterator[None]:
+    """Within the context Ctrl-C ends the run as an interruption, though FLARE catches it and returns."""
+    if threading.current_thread() is not threading.main_thread():  # signals are handled by that one
+        yield
+        return
+    interrupts: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        interrupts.append(number)
+        signal.default_int_handler(number, frame)
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    except KeyboardInterrupt:
+        pass
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if interrupts:
+        rounds = (
+            sum(isinstance(event, Validation) for event in read_events(folder))
+            if (folder / ROUNDS_FILE).is_file()
+            else 0
+        )
+        kept = f"its record is kept in {folder}" if rounds else "nothing of it is kept"
+        raise KeyboardInterrupt(f" after {rounds} whole rounds; {kept}. The same command begins anew")
 
 
 @contextlib.contextmanager

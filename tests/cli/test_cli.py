@@ -1,13 +1,16 @@
 """The ``fedtar`` command by itself: help, version, wrong use, and what it tells of settings."""
 
+import contextlib
 import json
+import os
 import re
+import signal
 
 import pytest
 from command import failing, passing
 from tables import cases
 
-from fedtar_flare.cli.main import GROUPS, parser
+from fedtar_flare.cli.main import GROUPS, main, parser
 from fedtar_flare.registry import own_names
 from fedtar_flare.runtime.recipe import MethodRecipe
 from fedtar_flare.site.site_file import read_site_file
@@ -26,6 +29,7 @@ COMMANDS = dict(commands(parser()))
 
 
 def test_the_help_shows_every_command_in_one_group():
+    assert passing() == passing("--help")
     shown = re.findall(r"^  (\w+) {2,}", passing("--help").split("options:")[1], flags=re.M)
     assert sorted(shown) == sorted({words[0] for words in COMMANDS})
     assert sorted(shown) == sorted(name for names in GROUPS.values() for name in names)
@@ -57,6 +61,16 @@ def test_wrong_use_is_one_readable_message_and_starts_nothing(command, arguments
     err = failing(*command.split(), *arguments.split(" ") if arguments else (), cwd=tmp_path)
     assert words in err and err.startswith(" ".join(filter(None, ["fedtar", command])) + ": ")
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_ctrl_c_ends_a_simulation_as_an_interruption(tmp_path, monkeypatch, capsys):
+    def caught(*_):  # as FLARE's runner catches it, and returns
+        with contextlib.suppress(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(MethodRecipe, "execute", caught)
+    assert main(["simulate", "--preset", "tiny", "-w", str(tmp_path)]) == 130
+    assert "interrupted after 0 whole rounds" in capsys.readouterr().err
 
 
 def test_a_site_file_that_is_missing_or_wrong_starts_nothing(tmp_path, no_process):
