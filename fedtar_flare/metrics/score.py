@@ -67,6 +67,11 @@ class Score:
     group: str = "Classes and repetition"
     pair: Pair | None = None
 
+    @property
+    def tie(self) -> float:
+        """Raw values that are no further apart than this are shown as equal, and nobody is better."""
+        return 0.5 * 10.0**-self.decimals / self.scale
+
     @classmethod
     def of_pairs(cls, name: str, label: str, pair: Pair, **shown: Any) -> Score:
         """Make a score that is the mean of a function over pairs, which has intervals too.

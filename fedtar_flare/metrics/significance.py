@@ -144,22 +144,26 @@ class Comparison(NamedTuple):
     replicates_won: float
 
 
-def compare(a: Sequence[PatientSums], b: Sequence[PatientSums], *, higher_is_better: bool = True) -> Comparison:
+def compare(
+    a: Sequence[PatientSums], b: Sequence[PatientSums], *, higher_is_better: bool = True, tie: float = 0.0
+) -> Comparison:
     """Compare two systems on the same patients, seed by seed: each replicate draws the same patients for both.
 
     The interval is that of :func:`over_seeds`; the rest is over the patients of all seeds together. ``p`` is that of a
     paired permutation test: under the null hypothesis each patient's results may be exchanged between the systems. All
     2^P exchanges are tried where they are no more than :data:`REPLICATES`; else as many random ones, with p = (1 + at
-    least as extreme) / (1 + tried).
+    least as extreme) / (1 + tried). Scores no further apart than ``tie`` are equal: nobody wins, and ``p`` is 1.
     """
     value, drawn = _over_seeds(a, b, REPLICATES)
     first, second = _pooled(a), _pooled(b)
 
     def won(gains: Array) -> float:
         gains = np.nan_to_num(gains) * (1 if higher_is_better else -1)
+        gains[np.abs(gains) <= tie] = 0
         return float(((gains > 0) + 0.5 * (gains == 0)).mean())
 
-    p = _permutation_p(first, second, first.value() - second.value())
+    observed = first.value() - second.value()
+    p = 1.0 if abs(observed) <= tie else _permutation_p(first, second, observed)
     return Comparison(interval(value, drawn), p, won(first.of_each - second.of_each), won(drawn))
 
 

@@ -32,7 +32,7 @@ from fedtar_flare.suite.results import (
     read_results,
     seed_means,
 )
-from fedtar_flare.suite.tables import Table, verdict
+from fedtar_flare.suite.tables import Table, verdict, winner
 from fedtar_flare.suite.task_page import task_page
 
 PAGE = "comparison.html"
@@ -148,8 +148,9 @@ def arm_verdict(
     if MAIN not in best:
         return ["No arm has a score that arms are compared by."]
     less = {test.arm: (test.difference, test.p) for test in tests if test.score == MAIN}
-    order = [*best[MAIN]]
-    interval = interval_of(MAIN, [run.members() for run in by_arm(results)[order[0]]])
-    text = verdict(SCORES[MAIN].label, order, interval, less, reference, labels, partial(score, MAIN), " points")
-    others = [f"{SCORES[name].label}: {labels[next(iter(best[name]))]}" for name in best if name != MAIN]
+    first = next(iter(best[MAIN]))
+    interval = interval_of(MAIN, [run.members() for run in by_arm(results)[first]])
+    text = verdict(SCORES[MAIN].label, best[MAIN], interval, less, reference, labels, partial(score, MAIN), " points")
+    winners = {name: winner(means, partial(score, name)) for name, means in best.items() if name != MAIN}
+    others = [f"{SCORES[name].label}: {labels[arm]}" for name, arm in winners.items() if arm is not None]
     return [text, *([f"Best in other scores: {'; '.join(others)}."] if others else [])]

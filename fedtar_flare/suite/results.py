@@ -180,8 +180,10 @@ def difference(arm: str, score: str, runs: Sequence[Pair], units: Units = "patie
     """The difference in a score, over seeds and patients or studies; None where no pair of runs has it."""
     sums = [(SUMS[score](a, units), SUMS[score](b, units)) for a, b in runs]
     pairs = [(a, b) for a, b in sums if a is not None and b is not None]
-    higher = SCORES[score].higher_is_better is not False
-    return Difference(arm, score, *compare(*zip(*pairs, strict=True), higher_is_better=higher)) if pairs else None
+    if not pairs:
+        return None
+    higher, tie = SCORES[score].higher_is_better is not False, SCORES[score].tie
+    return Difference(arm, score, *compare(*zip(*pairs, strict=True), higher_is_better=higher, tie=tie))
 
 
 def corrected(tests: Sequence[Difference]) -> list[Difference]:

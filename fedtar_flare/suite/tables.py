@@ -107,9 +107,15 @@ def score_cell(name: str, interval: Interval | None, star: str = "", p: float | 
     return with_interval(interval, partial(score, name), star, p)
 
 
+def winner(means: Mapping[str, float], shown: Callable[[float], str]) -> str | None:
+    """The first of the arms, the best first; None where the next is shown as equal."""
+    first, second = [*means, None][:2]
+    return None if second and shown(means[second]) == shown(means[first]) else first
+
+
 def verdict(
     what: str,
-    order: Sequence[str],
+    means: Mapping[str, float],
     best: Interval | None,
     less: Mapping[str, tuple[Interval, float | None]],
     reference: str,
@@ -117,8 +123,12 @@ def verdict(
     shown: Callable[[float], str],
     unit: str = "",
 ) -> str:
-    """``order`` lists the arms, the best first; ``less`` has their differences to the reference, each with its p."""
+    """``means`` are of the arms, the best first; ``less`` has their differences to the reference, each with its p."""
+    order = [*means]
     text = f"{labels[order[0]]} has the best {what}"
+    if winner(means, shown) is None:
+        equal = [labels[name] for name in order if shown(means[name]) == shown(means[order[0]])]
+        text = f"No method has the best {what}: {' and '.join(equal)} are equal"
     text += f", {shown(best.value)} (95 % interval {shown(best.low)} to {shown(best.high)})" if best else ""
     arm = next((name for name in order[: 1 if order[0] != reference else None] if name in less), None)
     if arm is None:
@@ -126,7 +136,7 @@ def verdict(
     gap, p = less[arm]
     tested = p is not None and math.isfinite(p)
     beyond = p < 0.05 if p is not None and tested else not gap.low <= 0 <= gap.high
-    whose = "its difference" if arm == order[0] else f"next is {labels[arm]}, whose difference"
+    whose = f"the difference of {labels[arm]}" if arm == order[0] else f"next is {labels[arm]}, whose difference"
     inside = f"{shown(gap.low)} to {shown(gap.high)}{f', p {number(p)}' if tested else ''}"
     chance = "beyond chance" if beyond else "not beyond chance"
     return f"{text}; {whose} to {labels[reference]} is {shown(gap.value)}{unit} ({inside}): {chance}."

@@ -164,7 +164,8 @@ def _over_seeds(pairs: Sequence[tuple[Run, Run | None]]) -> dict[str, Score]:
 def task_page(suite: Suite, results: Sequence[Result]) -> str:
     """The page as well-formed HTML."""
     arms = {name: [Run(result) for result in of_arm] for name, of_arm in by_arm(results).items()}
-    arms = dict(sorted(arms.items(), key=lambda pair: -_lca(pair[1])))
+    means = dict(sorted(((name, _lca(runs)) for name, runs in arms.items()), key=lambda pair: -pair[1]))
+    arms = {name: arms[name] for name in means}
     labels = {result.arm: result.label for result in results}
     first = suite.compared_with[0]
     curves = _curves(arms, labels, first)
@@ -178,7 +179,7 @@ def task_page(suite: Suite, results: Sequence[Result]) -> str:
         suite=suite,
         results=results,
         labels=labels,
-        verdict=[verdict("LCA", [*arms], best, lca_less, first, labels, number)],
+        verdict=[verdict("LCA", means, best, lca_less, first, labels, number)],
         tables=[table for table in tables if table.rows],
         figures=[curves] if curves.charts else [],
     )

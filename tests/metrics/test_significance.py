@@ -6,6 +6,7 @@ from scipy import stats
 
 from fedtar_flare.metrics.agreement import LabelCounts
 from fedtar_flare.metrics.language import language_statistics
+from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.metrics.significance import Interval, bleu_score, compare, holm, label_score, mean_score, over_seeds
 
 
@@ -85,6 +86,10 @@ def test_equal_systems_do_not_differ():
     got = compare([same], [same])
     assert got.p == 1.0 and got.difference == Interval(0.0, 0.0, 0.0) and got[2:] == (0.5, 0.5)
     assert compare([same], [mean_score(range(40), values_of(40) + 1)], higher_is_better=False)[2:] == (1.0, 1.0)
+    # BLEU without a common word is a guard's value, which is no gain
+    below = mean_score(range(40), values_of(40) + 1e-5)
+    assert compare([below], [same])[1:] == (pytest.approx(1 / 5001), 1.0, 1.0)
+    assert compare([below], [same], tie=SCORES["bleu_4"].tie)[1:] == (1.0, 0.5, 0.5)
 
 
 @settings(max_examples=50)

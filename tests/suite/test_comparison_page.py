@@ -1,16 +1,19 @@
 import re
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 from made_up_results import parsed, write_results
 
 from fedtar_flare.metrics.significance import compare, holm, mean_score
+from fedtar_flare.reporting.format import score
 from fedtar_flare.reporting.plots import Series
 from fedtar_flare.suite import charts, page
 from fedtar_flare.suite.file import Suite
 from fedtar_flare.suite.plan import experiments
 from fedtar_flare.suite.results import SUMS, compare_scores, difference, read_results
+from fedtar_flare.suite.tables import verdict, winner
 
 ARMS = {
     "local": {"method": "local", "label": "each hospital alone"},
@@ -94,6 +97,14 @@ def test_any_arm_is_the_reference_of_every_metric(tmp_path):
     alone = [result for result in read_results(tmp_path, planned) if result.arm == "fedavg"]
     text = " ".join(page.page(suite.replace(drawn="studies"), alone).split())
     assert "No test over studies yet" in text and "no other arm has a seed in common" in text
+
+
+@pytest.mark.parametrize("second, best", [(0.0004, None), (0.0008, "a")])
+def test_nobody_is_best_on_a_tie(second, best):
+    means, shown = {"a": 0.001, "b": 0.001 - second}, partial(score, "bleu_4")
+    assert winner(means, shown) == best
+    text = verdict("BLEU-4", means, None, {}, "b", {"a": "A", "b": "B"}, shown)
+    assert ("A has the best" in text) == (best is not None)
 
 
 def test_the_best_arm_comes_first(tmp_path):
