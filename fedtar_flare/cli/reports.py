@@ -197,9 +197,9 @@ def _labelled(arguments: argparse.Namespace, state: Path) -> tuple[str, list[dic
 
     rows, name = report_texts(state, arguments.round, personal=not arguments.shared), arguments.labeler
     if name in NEURAL:
-        if not all(name in row.get("labels", ()) for row in rows):
+        if not (labelled := [row for row in rows if name in row.get("labels", ())]):
             raise ConfigError(f"the run has kept no labels by {name}: name the folder of 'fedtar labeler import'")
-        return name, rows
+        return name, labelled
     sides = [[row[key] for row in rows] for key in ("reference", "text")]
     by = TextLabeler.named(name) if name in NEURAL.values() else ReportLabeler(Path(name)).label(sides[0], sides[1])
     for row in rows:

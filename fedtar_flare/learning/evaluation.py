@@ -15,10 +15,11 @@ from fedtar_flare.data.minimum_cell import enough, full_cells, round_share, roun
 from fedtar_flare.learning.labels import labeler_of
 from fedtar_flare.metrics.agreement import finding_counts
 from fedtar_flare.metrics.grades import contrary_claims, marks
-from fedtar_flare.metrics.labeler import RuleLabeler, rules_for
+from fedtar_flare.metrics.labeler import rules_for
 from fedtar_flare.metrics.language import bleu_of_sums, identical_share, report_statistics
 from fedtar_flare.metrics.registry import scores_of
 from fedtar_flare.metrics.reports import Reports, TextLabeler, contradicted
+from fedtar_flare.metrics.sentences import as_read, readable
 
 REPORT_SCORES = "report-scores-"
 """Prefix of the files with scores of single reports."""
@@ -82,6 +83,7 @@ def reports_of(
     """The ``chosen`` visits' reports; the truth is what was planted where the source knows it, else the references'."""
     visits, texts = [samples[i].visit for i in chosen], [drafts[i] for i in chosen]
     reader, references = labeler_of(visits), [visit.report for visit in visits]
+    of_references, of_drafts = as_read(references, texts)
     findings = [visit.findings for visit in visits if visit.findings is not None]
     changes = [visit.changes for visit in visits if visit.changes is not None]
     return Reports(
@@ -91,10 +93,10 @@ def reports_of(
         drafts=texts,
         rules=rules_for(visits[0].modality),
         losses=[losses[i] for i in chosen],
-        changes=changes if len(changes) == len(visits) else list(map(reader.changes, references)),
-        draft_changes=list(map(reader.changes, texts)),
-        findings=findings if reader.known is not None else list(map(reader.stated, references)),
-        draft_findings=list(map(reader.stated, texts)),
+        changes=changes if len(changes) == len(visits) else list(map(reader.changes, of_references)),
+        draft_changes=list(map(reader.changes, of_drafts)),
+        findings=findings if reader.known is not None else list(map(reader.stated, of_references)),
+        draft_findings=list(map(reader.stated, of_drafts)),
         known=reader.known,
         labeler=reader.rules,
         min_cell=min_cell,
@@ -135,13 +137,13 @@ def report_rows(
     """List each draft with its reference, its own scores, and what it adds to the scores of a corpus."""
     if not samples:
         return []
-    labelers = [TextLabeler.named(rules_for(samples[0].visit.modality)), *filter(None, [labels])]
+    rules = TextLabeler.named(rules_for(samples[0].visit.modality))
     statistics = report_statistics([sample.visit.report for sample in samples], drafts)
     columns: dict[str, Any] = {name: values.tolist() for name, values in vars(statistics).items()}
     lengths = statistics.hypothesis_length, statistics.reference_length
     bleu = bleu_of_sums(statistics.matches, statistics.guesses, *lengths).tolist()
     reports = reports_of(samples, drafts, losses, range(len(samples)), 1)
-    claimed = _claims(samples, drafts, reports.reader)
+    claimed = _claims(samples, reports)
     rows = []
     for i, (sample, text, loss) in enumerate(zip(samples, drafts, losses, strict=True)):
         visit = sample.visit
@@ -165,18 +167,23 @@ def report_rows(
                 "degree_accuracy": [sum(degrees := marks(reports.grades[i], "degree")), len(degrees)],
                 "change_accuracy": [sum(changes := marks(reports.grades[i], "change")), len(changes)],
                 "contradictions": claimed[i],
-                "labels": {kind: [code(visit.report), code(text)] for kind, code in labelers},
+                "labels": {
+                    kind: [code(visit.report), code(text)]
+                    for kind, code in filter(None, (rules, labels))
+                    if readable(visit.report)
+                },
             }
         )
     return rows
 
 
-def _claims(samples: Sequence[Sample], drafts: Sequence[str], rules: RuleLabeler) -> list[list[int]]:
+def _claims(samples: Sequence[Sample], reports: Reports) -> list[list[int]]:
     """Of each draft how many claims of change the patient's report before contradicts, and how many it makes."""
-    visits, counts = [sample.visit for sample in samples], [[0, 0] for _ in drafts]
+    (references, drafts), visits = reports.as_read, [sample.visit for sample in samples]
+    counts = [[0, 0] for _ in drafts]
     for before, i in pairwise(sorted(range(len(drafts)), key=lambda i: (visits[i].patient_id, visits[i].acquired))):
-        if visits[before].patient_id == visits[i].patient_id:
-            verdicts = [contrary for _, contrary in contrary_claims(drafts[i], visits[before].report, rules)]
+        if visits[before].patient_id == visits[i].patient_id and references[before]:
+            verdicts = [contrary for _, contrary in contrary_claims(drafts[i], references[before], reports.reader)]
             counts[i] = [sum(verdicts), len(verdicts)]
     return counts
 

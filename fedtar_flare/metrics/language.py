@@ -30,10 +30,15 @@ _TINY, _SMALL = 1e-15, 1e-9
 _NUMBERED = re.compile(r"^\s*\d+[.)]\s+", re.MULTILINE)  # "1. ", "2) " at the start of a line
 _DASHES = re.compile(r"[‐‑‒–—―−]")
 _LONE_HYPHEN = re.compile(r"(?<![^\W_])-+|-+(?![^\W_])")
-_FULL_STOP = re.compile(r"(?<!\d)\.|\.(?!\d)")
+_FULL_STOP = re.compile(r"(?<!\d)\.|\.(?!\d)|[。।۔።]")
 _COMMA = re.compile(r"(?<!\d),|,(?!\d)")
 _JOINED = re.compile(r"['’‘`]")
-_SEPARATORS = re.compile(r"[_;:!?*%^&+()\[\]{}<>\"“”„«»/\\|=~#@$§•·]")
+_SEPARATORS = re.compile(r"[_;:!?*%^&+()\[\]{}<>\"“”„«»/\\|=~#@$§•·、・「」『』【】《》〈〉،؛؟]")
+# Chinese, Japanese, Thai, Lao, Burmese and Khmer have no spaces between words: a character, with its marks, is a token
+_UNSPACED = re.compile(
+    "[\u3041-\u30ff\u31f0-\u31ff\u3400-\u9fff\uf900-\ufaff\U00020000-\U0003ffff\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff]"
+    f"[{''.join(chr(i) for i in range(0x0E00, 0x1800) if unicodedata.category(chr(i))[0] == 'M')}\u3099\u309a]*"
+)
 _FULL_STOPS = re.compile(r"(\. )+")
 
 Counts = Counter[tuple[str, ...]]
@@ -42,10 +47,11 @@ Array = NDArray[np.float64]
 
 def clean(text: str) -> str:
     """Bring a report into the form that is scored: lower case, tokens separated by one space, ``.`` a token, no other
-    punctuation but the point or comma within a number and the hyphen within a word.
+    punctuation but the point or comma within a number and the hyphen within a word. In scripts that do not separate
+    words by spaces each character is a token.
     """
     text = unicodedata.normalize("NFKC", text).lower()
-    text = _NUMBERED.sub("", text)
+    text = _UNSPACED.sub(r" \g<0> ", _NUMBERED.sub("", text))
     text = _JOINED.sub("", _DASHES.sub("-", text))
     text = _COMMA.sub(" ", _SEPARATORS.sub(" ", text))
     text = _FULL_STOP.sub(" . ", _LONE_HYPHEN.sub(" ", text))

@@ -36,7 +36,7 @@ def class_f1(reports: Reports) -> float | None:
     def classes(text: str) -> set[str]:
         return {name for name, label in labeler(text).items() if label == "positive"}
 
-    sides = ([*map(classes, texts)] for texts in (reports.references, reports.drafts))
+    sides = ([*map(classes, texts)] for texts in reports.as_read)
     return finding_f1(*reports.counted(*sides))["finding_f1"]
 
 

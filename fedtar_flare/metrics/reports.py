@@ -4,11 +4,12 @@ from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import compress
 from typing import Any, NamedTuple, Self
 
 from fedtar_flare.core.errors import DataError
 from fedtar_flare.core.plugins import load
-from fedtar_flare.data.minimum_cell import full_cells
+from fedtar_flare.data.minimum_cell import enough, full_cells
 from fedtar_flare.metrics.agreement import (
     CERTAIN,
     CERTAIN_OR_NOT,
@@ -23,6 +24,7 @@ from fedtar_flare.metrics.grades import Grade, claims, grade, statements
 from fedtar_flare.metrics.labeler import NEURAL, RuleLabeler, RuleLabels, classes_of, rule_labeler
 from fedtar_flare.metrics.language import language_scores
 from fedtar_flare.metrics.score import Labeler, Pair
+from fedtar_flare.metrics.sentences import as_read, readable
 
 
 class TextLabeler(NamedTuple):
@@ -126,14 +128,24 @@ class Reports:
         """Averages over the neural labeler's classes, uncertain ones negative and positive; None without any class."""
         assert self.text_labeler is not None
         name = self.text_labeler.labeler
-        counts = [label_counts(classes_of(name), self.labels(name), kinds) for kinds in (CERTAIN, CERTAIN_OR_NOT)]
-        guarded = [of_kind.guarded(self.patients, self.min_cell) for of_kind in counts]
+        legible = [*map(readable, self.references)]
+        codes, patients = [*compress(self.labels(name), legible)], [*compress(self.patients, legible)]
+        if not enough(patients, self.min_cell):
+            return [None, None]
+        counts = [label_counts(classes_of(name), codes, kinds) for kinds in (CERTAIN, CERTAIN_OR_NOT)]
+        guarded = [of_kind.guarded(patients, self.min_cell) for of_kind in counts]
         return [of_kind.averages(self.min_cell) if of_kind.classes else None for of_kind in guarded]
+
+    @cached_property
+    def as_read(self) -> tuple[list[str], list[str]]:
+        """References and drafts for the rules (:func:`.as_read`)."""
+        return as_read(self.references, self.drafts)
 
     @cached_property
     def grades(self) -> list[tuple[Grade, ...]]:
         """Of each report, the grades of all findings that it or its reference states."""
-        grades = [grade(*texts, self.reader) for texts in zip(self.drafts, self.references, strict=True)]
+        references, drafts = self.as_read
+        grades = [grade(*texts, self.reader) for texts in zip(drafts, references, strict=True)]
         return [tuple(g for g in of if self.counts(g.finding)) for of in grades]
 
     def counts(self, finding: str) -> bool:
@@ -142,21 +154,22 @@ class Reports:
 
     @cached_property
     def _stated(self) -> set[str]:
-        texts = [statements(reference, self.reader) for reference in self.references]
+        texts = [statements(reference, self.reader) for reference in self.as_read[0]]
         return self.common([{s.finding for s in of if not s.resolved} for of in texts])
 
     @cached_property
     def claims(self) -> list[tuple[str, bool]]:
         """Claims of change in drafts of patients' later visits, and whether they are contradicted (:func:`.claims`)."""
-        return self._claims(self.drafts)
+        return self._claims(self.as_read[1])
 
     @cached_property
     def reference_claims(self) -> list[tuple[str, bool]]:
         """The same of the references. Real reports leave things out, so some of their claims are contradicted too."""
-        return self._claims(self.references)
+        return self._claims(self.as_read[0])
 
     def _claims(self, texts: Sequence[str]) -> list[tuple[str, bool]]:
-        visits = zip(self.patients, self.times, self.references, texts, strict=True)
+        every = zip(self.patients, self.times, self.references, texts, strict=True)
+        visits = [visit for visit in every if readable(visit[2])]
         return [(patient, contrary) for patient, f, contrary in claims(visits, self.reader) if self.counts(f)]
 
 

@@ -12,6 +12,7 @@ from typing import Generic, NamedTuple, TypeVar
 import yaml
 
 from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.metrics.language import clean
 
 Tag = TypeVar("Tag")
 
@@ -142,6 +143,34 @@ def phrases(kind: str) -> dict[str, tuple[str, ...]]:
     """The tables of one kind in ``phrases.yaml``, by name."""
     file = yaml.safe_load(Path(__file__).with_name("phrases.yaml").read_text(encoding="utf-8"))
     return {name: listed(table.format_map(file["names"])) for name, table in file[kind].items()}
+
+
+LEAST_KNOWN = 0.4
+"""Least share of words that are in the tables: English reports have 0.6 and more, those in other languages to 0.35."""
+
+
+@lru_cache(maxsize=2**16)
+def readable(text: str) -> bool:
+    """Whether the rules, which are English, can read a report; one without a word says nothing in any language."""
+    exact, stems = _vocabulary()
+    words = [word for word in clean(text).replace("-", " ").split() if not word.isascii() or word.isalpha()]
+    known = sum(word in exact or word.startswith(stems) for word in words)
+    return known >= LEAST_KNOWN * len(words) and not set(phrases("language")["denials"]) & {*words}
+
+
+def as_read(references: Sequence[str], drafts: Sequence[str]) -> tuple[list[str], list[str]]:
+    """References and drafts for the rules: a pair is blank, and not graded, where they cannot read its reference."""
+    pairs = [pair if readable(pair[0]) else ("", "") for pair in zip(references, drafts, strict=True)]
+    return [reference for reference, _ in pairs], [draft for _, draft in pairs]
+
+
+@cache
+def _vocabulary() -> tuple[frozenset[str], tuple[str, ...]]:
+    """Words of all tables, and beginnings of words."""
+    files = [Path(__file__).with_name(f"{name}.yaml") for name in ("phrases", "chexpert-rules", "ctrate-rules")]
+    words = {*re.findall(r"[a-z]+\*?", "\n".join(file.read_text(encoding="utf-8") for file in files).lower())}
+    words -= {*phrases("language")["denials"]}
+    return frozenset(words), tuple(word[:-1] for word in words if word[5:].endswith("*"))
 
 
 def _over(gap: int, behind: _Node[Tag], words: Sequence[str], i: int) -> list[tuple[_Node[Tag], int]]:
