@@ -109,8 +109,8 @@ def score_cell(name: str, interval: Interval | None, star: str = "", p: float | 
 
 def winner(means: Mapping[str, float], shown: Callable[[float], str]) -> str | None:
     """The first of the arms, the best first; None where the next is shown as equal."""
-    first, second = [*means, None][:2]
-    return None if second and shown(means[second]) == shown(means[first]) else first
+    first, *others = means
+    return None if others and shown(means[others[0]]) == shown(means[first]) else first
 
 
 def verdict(
