@@ -44,11 +44,19 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--online", action="store_true", help="parts of the model may be fetched from the hub")
     add_repeated(command, "--set", "GROUP.NAME=VALUE", "a setting of the base model, such as model.weights=PATH")
 
-    command = add_command(commands, score, "label a run's reports again, and say precision, recall and F1 of classes")
+    command = add_command(commands, score, "score files of drafts, or label a run's reports again; export their pairs")
     of_run = "the site's state of that run, <state folder>/<run id>/<site>, or a comparison's run, <folder>/runs/<run>"
-    command.add_argument("state", type=Path, help=of_run)
-    which = "chexpert-rules, ctrate-rules, the folder of 'fedtar labeler import', or chexbert or radbert, whose labels "
-    command.add_argument("--labeler", required=True, help=f"{which}the run kept where the site file names one")
+    command.add_argument("state", type=Path, nargs="?", help=f"to label or export: {of_run}")
+    text = "drafts of any system by study (CSV, JSON, JSON lines); a second file is compared with the first"
+    command.add_argument("--drafts", type=Path, nargs="+", metavar="FILE", help=text)
+    command.add_argument("--reports", type=Path, metavar="FILE", help="the reports that --drafts are scored against")
+    command.add_argument("-o", "--out", type=Path, metavar="PAGE", help="with --drafts: the tables as a page (HTML)")
+    text = "write the run's pairs for ReXrank (.csv: study_id, report, prediction) or RadEval (.json: refs, hyps)"
+    command.add_argument("--export", type=Path, metavar="FILE", help=text)
+    command.add_argument("--visit-ids", action="store_true", help="with --export: the site's own ids, not keyed ones")
+    which = "chexpert-rules, ctrate-rules, the folder of 'fedtar labeler import', one of another package, or chexbert "
+    which += "or radbert, whose labels the run kept where the site file names one; with --drafts: which rules"
+    command.add_argument("--labeler", help=f"{which} (default chexpert-rules)")
     command.add_argument("--against", type=Path, help="state of another run on the same reports, to compare with")
     command.add_argument("--drawn", choices=("patients", "studies"), default="patients", help="what --against draws")
     command.add_argument("--doubts", action="store_true", help="what a report doubts counts as positive too")
@@ -158,10 +166,23 @@ def _text_of(path: Path) -> str:
 
 
 def score(arguments: argparse.Namespace) -> None:
-    """Label all generated reports that a site kept of a run, and their references, and compare the labels: precision,
-    recall and F1 by micro, macro and example average, and of each class. With --against, every score's difference to
-    another run, with its interval and tests. The numbers are for the site: no minimum cell guards them.
+    """Score drafts of any system (--drafts, --reports) by the scores that need no model, with 95 % intervals and, of
+    two files, paired tests; --out writes a page. Or, of a STATE, write the pairs of draft and reference (--export), or
+    label both (--labeler): precision, recall and F1 by micro, macro and example average, and of each class. With
+    --against, every score's difference to another run, with its interval and tests. The numbers are for the site: no
+    minimum cell guards them.
     """
+    if arguments.drafts or arguments.reports:
+        return _score_drafts(arguments)
+    if arguments.state is None or (arguments.labeler is None) == (arguments.export is None):
+        raise ConfigError("name --drafts and --reports, or a STATE with --labeler or --export")
+    if arguments.export:
+        from fedtar_flare.learning.evaluation import report_texts
+        from fedtar_flare.suite.drafts import export_pairs
+
+        rows = report_texts(arguments.state, arguments.round, personal=not arguments.shared)
+        file = export_pairs(arguments.state, rows, arguments.export, arguments.visit_ids)
+        return show(arguments, {"pairs": str(file)}, f"{file}: {len(rows)} patients' reports and drafts, to be guarded")
     from fedtar_flare.metrics.agreement import CERTAIN, CERTAIN_OR_NOT, label_counts
     from fedtar_flare.metrics.labeler import classes_of
 
@@ -186,6 +207,22 @@ def score(arguments: argparse.Namespace) -> None:
         data["against"] = [test._asdict() for test in tests]
         lines += ["", table.title, "  ".join(table.head), *("  ".join(row) for row in table.rows)]
     show(arguments, data, *lines)
+
+
+def _score_drafts(arguments: argparse.Namespace) -> None:
+    from fedtar_flare.metrics.labeler import NEURAL
+    from fedtar_flare.suite.drafts import lines, score_drafts, write_page
+
+    rules, rule_labels = arguments.labeler or "chexpert-rules", [*NEURAL.values()]
+    if not (arguments.drafts and arguments.reports) or arguments.state or arguments.export:
+        raise ConfigError("--drafts and --reports go together, without a STATE")
+    if len(arguments.drafts) > 2 or len(set(arguments.drafts)) < len(arguments.drafts) or rules not in rule_labels:
+        raise ConfigError(f"--drafts takes one file, or two to compare; --labeler then one of {', '.join(rule_labels)}")
+    scored = score_drafts(arguments.reports, arguments.drafts, rules)
+    page = [f"page: {write_page(scored, arguments.out)}"] if arguments.out else []
+    data = {"studies": scored.studies, "patients": scored.patients}
+    data |= {"scores": scored.values, "against": [test._asdict() for test in scored.tests]}
+    show(arguments, clean(data), *lines(scored), *page)
 
 
 def _labelled(arguments: argparse.Namespace, state: Path) -> tuple[str, list[dict[str, Any]]]:

@@ -76,7 +76,7 @@ def patient_sums(patients: Sequence[Any], reports: ArrayLike, score: Score) -> P
 def mean_score(patients: Sequence[Any], values: ArrayLike) -> PatientSums:
     """A mean over reports, such as ROUGE-L or CIDEr with fixed document frequencies."""
     column = np.asarray(values, dtype=np.float64)
-    return patient_sums(patients, np.stack([column, np.ones_like(column)], axis=1), _ratio)
+    return patient_sums(patients, np.stack([column, np.ones_like(column)], axis=1), share_of_sums)
 
 
 def label_score(patients: Sequence[Any], counts: LabelCounts, average: Average, metric: Metric) -> PatientSums:
@@ -90,7 +90,7 @@ def label_score(patients: Sequence[Any], counts: LabelCounts, average: Average, 
 
     def mean(sums: Array) -> Array:
         above, below, positive = np.split(sums, 3, axis=1)
-        return _ratio(np.stack([(above / np.maximum(below, 1)).sum(axis=1), (positive > 0).sum(axis=1)], axis=1))
+        return share_of_sums(np.stack([(above / np.maximum(below, 1)).sum(axis=1), (positive > 0).sum(axis=1)], axis=1))
 
     return patient_sums(patients, np.concatenate(parts, axis=1), mean)
 
@@ -122,7 +122,8 @@ def kappa_score(patients: Sequence[Any], codes: ArrayLike, kinds: int) -> Patien
     return patient_sums(patients, np.concatenate(columns, axis=1), score)
 
 
-def _ratio(sums: Array) -> Array:
+def share_of_sums(sums: Array) -> Array:
+    """The first column by the second; nan where that is 0."""
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(sums[:, 1] > 0, sums[:, 0] / sums[:, 1], np.nan)
 
@@ -316,7 +317,7 @@ def finding_f1(
 def _share_of(column: str, rows: Sequence[Row], units: Units = "patients") -> PatientSums | None:
     """Share of what counts, of which a column has [those that are so, all] of each report."""
     known = [row for row in rows if row.get(column) is not None]
-    return patient_sums(_drawn(known, units), [row[column] for row in known], _ratio) if known else None
+    return patient_sums(_drawn(known, units), [row[column] for row in known], share_of_sums) if known else None
 
 
 def _labels(

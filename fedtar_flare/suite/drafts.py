@@ -1,0 +1,180 @@
+"""Drafts of any system, from files: matched with reports by study, scored with intervals, compared.
+
+Files have the forms of RadEval (lists ``refs`` and ``hyps``) or of ReXrank (``study_id``, ``report``, ``prediction``).
+"""
+
+import csv
+import hmac
+import io
+import json
+import math
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.files import PRIVATE, read_lines, unique, write_json, write_text
+from fedtar_flare.core.text import columns
+from fedtar_flare.data.cells import read_key
+from fedtar_flare.data.sources.tables import rows_of
+from fedtar_flare.metrics.labeler import RuleLabels
+from fedtar_flare.metrics.registry import SCORES
+from fedtar_flare.metrics.significance import Interval, compare, over_seeds
+from fedtar_flare.metrics.text_sums import reports_of_texts, text_sums
+from fedtar_flare.reporting.format import heading, score
+from fedtar_flare.reporting.render import render
+from fedtar_flare.suite.results import Difference, corrected
+from fedtar_flare.suite.tables import Table, metric_table, score_cell
+
+IDS = ("study_id", "id")
+TEXTS = {"draft": ("prediction", "model_prediction", "draft", "report"), "report": ("report", "reference")}
+LISTS = {"draft": "hyps", "report": "refs"}
+EXPORT_KEY = "export.key"
+"""File in a state with the secret from which exported ids are made."""
+
+
+class Text(NamedTuple):
+    """A text of a study; without a patient's id each study is a patient."""
+
+    text: str
+    patient: str
+
+
+class Scored(NamedTuple):
+    """Scores of drafts by name: of each file its values with intervals, and how the first differs from the second."""
+
+    studies: int
+    patients: int
+    values: dict[str, dict[str, Interval]]
+    tests: list[Difference]
+
+
+def read_texts(file: Path, kind: str) -> dict[str, Text]:
+    """Read the drafts or reports (``kind``) of a CSV, JSON or JSON lines file by study."""
+    texts: dict[str, Text] = {}
+    for number, entry in enumerate(_entries(file, kind), start=1):
+        study = next((entry[name] for name in IDS if name in entry), None)
+        text = next((entry[name] for name in TEXTS[kind] if name in entry), None)
+        if not isinstance(text, str) or not isinstance(study, str | int) or not str(study).strip():
+            needed = f"a study ({' or '.join(IDS)}) and a text ({' or '.join(TEXTS[kind])})"
+            raise ConfigError(f"{file}: {kind} {number} must have {needed}")
+        if (name := str(study)) in texts:
+            raise ConfigError(f"{file}: study '{name}' is there twice: keep one {kind} of it")
+        texts[name] = Text(text, str(entry.get("patient_id") or name))
+    if not texts:
+        raise ConfigError(f"{file} holds no {kind}")
+    return texts
+
+
+def _entries(file: Path, kind: str) -> Iterator[Mapping[str, Any]]:
+    """Rows of a table, or objects of a JSON file."""
+    if file.suffix.lower() == ".csv":
+        yield from rows_of(file, [], others=True)
+        return
+    lines = read_lines(file, f"the file of {kind}s")
+    try:
+        if file.suffix.lower() == ".jsonl":
+            content: Any = [json.loads(line, object_pairs_hook=unique) for line in lines if line.strip()]
+        else:
+            content = json.loads("\n".join(lines), object_pairs_hook=unique)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{file}: cannot be read as JSON ({error})") from error
+    if isinstance(content, dict) and isinstance(texts := content.get(LISTS[kind]), list):
+        ids = content.get("study_ids", [*range(1, len(texts) + 1)])
+        patients = content.get("patient_ids", ids)
+        if len({len(texts), len(ids), len(patients)}) > 1:
+            raise ConfigError(f"{file}: '{LISTS[kind]}' and the lists of ids must be of one length")
+        content = [{"study_id": i, kind: t, "patient_id": p} for i, t, p in zip(ids, texts, patients, strict=True)]
+    elif isinstance(content, dict):
+        content = [{"study_id": i} | (of if isinstance(of, dict) else {kind: of}) for i, of in content.items()]
+    if not isinstance(content, list) or not all(isinstance(entry, dict) for entry in content):
+        raise ConfigError(f"{file}: must hold objects, one for each study")
+    yield from content
+
+
+def matched(reports: Mapping[str, Text], drafts: Mapping[str, Text], where: str) -> list[str]:
+    """Drafts in the reports' order; ConfigError unless both are of the same studies."""
+    for left, what in ((reports.keys() - drafts.keys(), "no draft"), (drafts.keys() - reports.keys(), "no report")):
+        if left:
+            names = ", ".join(f"'{name}'" for name in sorted(left)[:5])
+            more = f" and {len(left) - 5} more" if len(left) > 5 else ""
+            raise ConfigError(f"{where}: there is {what} of study {names}{more}: both files must have the same studies")
+    return [drafts[study].text for study in reports]
+
+
+def score_drafts(reports: Path, drafts: Sequence[Path], rules: RuleLabels) -> Scored:
+    """Score each file of drafts by all scores that need no model; a second file is compared with the first."""
+    texts = read_texts(reports, "report")
+    if empty := next((study for study, of in texts.items() if not of.text.strip()), None):
+        raise ConfigError(f"{reports}: the report of study '{empty}' is empty: leave the study out")
+    patients, references = [of.patient for of in texts.values()], [of.text for of in texts.values()]
+    values, sums = {}, []
+    for file in drafts:
+        written = matched(texts, read_texts(file, "draft"), str(file))
+        sums.append(text_sums(reports_of_texts(patients, references, written, rules)))
+        values[str(file)] = {name: over_seeds([of_score]) for name, of_score in sums[-1].items()}
+    tests = []
+    if len(sums) == 2:
+        for name in (name for name in sums[0] if name in sums[1] and SCORES[name].higher_is_better is not None):
+            better = bool(SCORES[name].higher_is_better)
+            test = compare([sums[0][name]], [sums[1][name]], higher_is_better=better, tie=SCORES[name].tie)
+            tests.append(Difference(str(drafts[0]), name, *test))
+    return Scored(len(texts), len(set(patients)), values, corrected([test for test in tests if math.isfinite(test.p)]))
+
+
+def tables(scored: Scored) -> list[Table]:
+    """The scores, a row for each, and the comparison of two files."""
+    names = dict.fromkeys(name for of_file in scored.values.values() for name in of_file)
+    rows = [[heading(n), *(score_cell(n, of.get(n)) for of in scored.values.values())] for n in names]
+    about = f"{scored.studies} studies of {scored.patients} patients; below each value its 95 % interval over patients."
+    made = [Table("Scores", about, ["score", *scored.values], rows)]
+    if scored.tests:
+        labels = {name: name for name in scored.values}
+        made.append(metric_table(scored.tests, labels, [*labels][1], "patients"))
+    return made
+
+
+def lines(scored: Scored) -> list[str]:
+    """The same as text."""
+    p = {test.score: f"p {test.p:.3f}" for test in scored.tests}
+    rows = [["score", *scored.values, ""]]
+    for name in dict.fromkeys(name for of_file in scored.values.values() for name in of_file):
+        cells = [_cell(name, of_file.get(name)) for of_file in scored.values.values()]
+        rows.append([heading(name), *cells, p.get(name, "")])
+    return [f"{scored.studies} studies, {scored.patients} patients; 95 % intervals over patients", *columns(rows)]
+
+
+def _cell(name: str, value: Interval | None) -> str:
+    if value is None or not math.isfinite(value.value):
+        return "not graded"
+    return "{} ({} to {})".format(*(score(name, end) for end in value))
+
+
+def write_page(scored: Scored, out: Path) -> Path:
+    """Write the tables as a page, for its owner alone."""
+    return write_text(out, render("drafts.html", tables=tables(scored)), PRIVATE)
+
+
+def export_pairs(state: Path, rows: Sequence[Mapping[str, Any]], out: Path, visit_ids: bool) -> Path:
+    """Write a run's pairs for RadEval (``.json``) or ReXrank (``.csv``), their ids keyed unless ``visit_ids``."""
+    if out.suffix.lower() not in (".csv", ".json"):
+        raise ConfigError(f"{out}: --export writes .csv (ReXrank) or .json (RadEval): name the file so")
+    if not visit_ids and not (state / EXPORT_KEY).is_file():
+        write_text(state / EXPORT_KEY, secrets.token_hex(32), PRIVATE)
+    key = b"" if visit_ids else read_key(state / EXPORT_KEY)
+
+    def named(row: Mapping[str, Any], *columns: str) -> str:
+        text = "/".join(str(row[name]) for name in ("site", *columns) if name in row)
+        return text if visit_ids else hmac.digest(key, text.encode(), "sha256")[:8].hex()
+
+    ids = [(named(row, "patient_id", "visit_id"), named(row, "patient_id")) for row in rows]
+    if out.suffix.lower() == ".json":
+        studies, patients = map(list, zip(*ids, strict=True))
+        texts = {"refs": [row["reference"] for row in rows], "hyps": [row["text"] for row in rows]}
+        return write_json(out, texts | {"study_ids": studies, "patient_ids": patients}, PRIVATE)
+    table = io.StringIO()
+    writer = csv.writer(table, lineterminator="\n")
+    writer.writerow(["study_id", "report", "prediction", "patient_id"])
+    writer.writerows((s, row["reference"], row["text"], p) for (s, p), row in zip(ids, rows, strict=True))
+    return write_text(out, table.getvalue(), PRIVATE)
