@@ -220,8 +220,7 @@ def _score_drafts(arguments: argparse.Namespace) -> None:
         raise ConfigError(f"--drafts takes one file, or two to compare; --labeler then one of {', '.join(rule_labels)}")
     scored = score_drafts(arguments.reports, arguments.drafts, rules)
     page = [f"page: {write_page(scored, arguments.out)}"] if arguments.out else []
-    data = {"studies": scored.studies, "patients": scored.patients}
-    data |= {"scores": scored.values, "against": [test._asdict() for test in scored.tests]}
+    data = scored._asdict() | {"tests": [test._asdict() for test in scored.tests]}
     show(arguments, clean(data), *lines(scored), *page)
 
 

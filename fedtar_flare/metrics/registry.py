@@ -1,7 +1,7 @@
 """All scores of drafts by name: how each is computed, rounded and shown."""
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -12,11 +12,10 @@ from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.plugins import announced, load
 from fedtar_flare.data.minimum_cell import enough, round_loss, round_share, winsorised_mean
 from fedtar_flare.metrics.agreement import AVERAGES, METRICS, Average, Metric, finding_f1
-from fedtar_flare.metrics.grades import Part, marks
-from fedtar_flare.metrics.labeler import rule_labeler
+from fedtar_flare.metrics.grades import Grade, Part, marks
 from fedtar_flare.metrics.language import identical_share, length_ratio, mismatched_share
 from fedtar_flare.metrics.reports import Reports, contradicted
-from fedtar_flare.metrics.score import Score
+from fedtar_flare.metrics.score import Score, raw_value
 
 logger = logging.getLogger(__name__)
 
@@ -27,17 +26,6 @@ CHANGE, GRADES = "Degree and change between visits", "Findings against the refer
 def change_f1(reports: Reports) -> float | None:
     """Micro F1 of the changes."""
     return finding_f1(*reports.counted(reports.changes, reports.draft_changes))["finding_f1"]
-
-
-def class_f1(reports: Reports) -> float | None:
-    """Micro F1 of the classes that the rules find in both texts."""
-    labeler = rule_labeler(reports.rules)
-
-    def classes(text: str) -> set[str]:
-        return {name for name, label in labeler(text).items() if label == "positive"}
-
-    sides = ([*map(classes, texts)] for texts in reports.as_read)
-    return finding_f1(*reports.counted(*sides))["finding_f1"]
 
 
 def presence_f1(reports: Reports) -> float | None:
@@ -53,10 +41,16 @@ def accuracy(reports: Reports, part: Part) -> float | None:
     return sum(right) / len(right) if right else None
 
 
+def claims_of(grades: Iterable[Grade]) -> tuple[int, int]:
+    """Of how many findings the draft states a change, right or wrong, and for how many it is graded."""
+    graded = [bool(grade.words["change"][1]) for grade in grades if grade.change is not None]
+    return sum(graded), len(graded)
+
+
 def claimed(reports: Reports) -> float | None:
-    """Share of which the draft states a change, right or wrong, of the findings for which it is graded."""
-    grades = [grade for grade in chain.from_iterable(reports.grades) if grade.change is not None]
-    return sum(bool(grade.words["change"][1]) for grade in grades) / len(grades) if grades else None
+    """Share of findings of which the draft states a change, of those for which it is graded."""
+    claims, graded = claims_of(chain.from_iterable(reports.grades))
+    return claims / graded if graded else None
 
 
 def graded(reports: Reports, part: Part | Literal["presence"]) -> set[str]:
@@ -152,8 +146,8 @@ OWN = {
         _findings("finding_f1_new_macro", "new findings F1 (mean of kinds)", curve=False),
         Score("presence_f1", "presence F1", presence_f1, concerned=partial(graded, part="presence"), group=GRADES),
         _graded("side"),
-        Score("chexpert_rules_f1", "CheXpert classes F1 (rules)", class_f1, needs="chexpert-rules"),
-        Score("ctrate_rules_f1", "CT-RATE classes F1 (rules)", class_f1, needs="ctrate-rules"),
+        Score("chexpert_rules_f1", "CheXpert classes F1 (rules)", needs="chexpert-rules"),
+        Score("ctrate_rules_f1", "CT-RATE classes F1 (rules)", needs="ctrate-rules"),
         *(_efficacy(name, *of) for name, of in EFFICACY.items()),
         Score(
             "identical_share",
@@ -231,7 +225,7 @@ def scores_of(
 
 def _compute(score: Score, reports: Reports, n: int | None) -> float | None:
     concerned = reports.patients if score.concerned is None else score.concerned(reports)
-    value = score.function(reports) if enough(concerned, reports.min_cell) else None
+    value = raw_value(score, reports) if enough(concerned, reports.min_cell) else None
     count = n if n is not None and score.concerned is None else len(concerned)
     return None if value is None else score.rounding(value, count, reports.min_cell)
 

@@ -121,7 +121,8 @@ class Reports:
         """Codes of each reference and draft (:func:`.label_code`) by a labeler."""
         site = self.text_labeler
         code = site.code if site and site.labeler == labeler else TextLabeler.named(labeler).code
-        return [(code(reference), code(draft)) for reference, draft in zip(self.references, self.drafts, strict=True)]
+        sides = self.as_read if labeler == self.rules else (self.references, self.drafts)
+        return [(code(reference), code(draft)) for reference, draft in zip(*sides, strict=True)]
 
     @cached_property
     def efficacy(self) -> list[dict[Average, dict[Metric, float]] | None]:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedtar_flare.data.minimum_cell import round_share
 
@@ -37,7 +37,8 @@ class Score:
     Attributes
     ----------
     name, label : in records, and for people
-    function : gives the raw value, at least 0; None where it is undefined
+    function : gives the raw value of all reports, at least 0, or None where it is undefined; by default
+        the mean of ``pair``, or micro F1 of the classes of the labeler that it ``needs``
     unit, scale, decimals : people see the raw value times ``scale``, in ``unit``
     most : largest raw value
     higher_is_better : None: the nearer to 1, the better
@@ -48,12 +49,12 @@ class Score:
         of another package is rounded as a share of ``most``
     curve : whether a chart over rounds is drawn
     group : scores of a group share a table; all of them are computed at each step, or none is
-    pair : the value of a single draft, of which the score is the mean
+    pair : gives the value of a reference and a draft, None where it is undefined; a mean has intervals too
     """
 
     name: str
     label: str
-    function: Callable[[Reports], float | None]
+    function: Callable[[Reports], float | None] | None = None
     unit: str = "x 100"
     scale: float = 100.0
     most: float = 1.0
@@ -67,54 +68,28 @@ class Score:
     group: str = "Classes and repetition"
     pair: Pair | None = None
 
+    def __post_init__(self) -> None:
+        if self.pair is not None and self.concerned is None:
+            object.__setattr__(self, "concerned", partial(_defined, self.pair))
+
     @property
     def tie(self) -> float:
         """Raw values that are no further apart than this are shown as equal, and nobody is better."""
         return 0.5 * 10.0**-self.decimals / self.scale
 
-    @classmethod
-    def of_pairs(cls, name: str, label: str, pair: Pair, **shown: Any) -> Score:
-        """Make a score that is the mean of a function over pairs, which has intervals too.
 
-        Parameters
-        ----------
-        name, label : str
-        pair : function from a reference and a draft to a value, None where it is undefined
-        **shown : further fields
+def raw_value(score: Score, reports: Reports) -> float | None:
+    """What the function gives, else the mean over pairs, else micro F1 of a labeler's classes of a cell of patients."""
+    from fedtar_flare.metrics.agreement import finding_f1  # a site file that lists a score needs no arrays
 
-        Returns
-        -------
-        Score
-        """
-        return cls(name, label, partial(_mean, pair), concerned=partial(_defined, pair), pair=pair, **shown)
-
-    @classmethod
-    def of_labels(cls, name: str, label: str, labeler: Labeler, **shown: Any) -> Score:
-        """Make a score that is the micro F1 of a labeler's classes, of those that a minimum cell of patients has.
-
-        Parameters
-        ----------
-        name, label : str
-        labeler : Labeler
-        **shown : further fields
-
-        Returns
-        -------
-        Score
-        """
-        return cls(name, label, partial(_micro_f1, labeler), needs=labeler.name, **shown)
-
-
-def _micro_f1(labeler: Labeler, reports: Reports) -> float | None:
-    from fedtar_flare.metrics.agreement import label_counts  # a site file that lists a score needs no arrays
-
-    counts = label_counts(labeler.classes, reports.labels(labeler.name)).guarded(reports.patients, reports.min_cell)
-    return counts.averages(reports.min_cell)["micro"]["f1"] if counts.classes else None
-
-
-def _mean(pair: Pair, reports: Reports) -> float | None:
-    values = [value for value in reports.values(pair) if value is not None]
-    return sum(values) / len(values) if values else None
+    if score.function is not None:
+        return score.function(reports)
+    if score.pair is not None:
+        values = [value for value in reports.values(score.pair) if value is not None]
+        return sum(values) / len(values) if values else None
+    codes = zip(*reports.labels(score.needs), strict=True)
+    sides = ([{i for i, label in enumerate(code) if label == "p"} for code in side] for side in codes)
+    return finding_f1(*reports.counted(*sides))["finding_f1"]
 
 
 def _defined(pair: Pair, reports: Reports) -> set[str]:

@@ -1,6 +1,6 @@
 """Drafts of any system, from files: matched with reports by study, scored with intervals, compared.
 
-Files have the forms of RadEval (lists ``refs`` and ``hyps``) or of ReXrank (``study_id``, ``report``, ``prediction``).
+RadEval takes pairs as lists ``refs`` and ``hyps``, ReXrank as ``study_id``, ``report`` and ``prediction``.
 """
 
 import csv
@@ -9,7 +9,7 @@ import io
 import json
 import math
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +29,6 @@ from fedtar_flare.suite.tables import Table, metric_table, score_cell
 
 IDS = ("study_id", "id")
 TEXTS = {"draft": ("prediction", "model_prediction", "draft", "report"), "report": ("report", "reference")}
-LISTS = {"draft": "hyps", "report": "refs"}
 EXPORT_KEY = "export.key"
 """File in a state with the secret from which exported ids are made."""
 
@@ -80,13 +79,7 @@ def _entries(file: Path, kind: str) -> Iterator[Mapping[str, Any]]:
             content = json.loads("\n".join(lines), object_pairs_hook=unique)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file}: cannot be read as JSON ({error})") from error
-    if isinstance(content, dict) and isinstance(texts := content.get(LISTS[kind]), list):
-        ids = content.get("study_ids", [*range(1, len(texts) + 1)])
-        patients = content.get("patient_ids", ids)
-        if len({len(texts), len(ids), len(patients)}) > 1:
-            raise ConfigError(f"{file}: '{LISTS[kind]}' and the lists of ids must be of one length")
-        content = [{"study_id": i, kind: t, "patient_id": p} for i, t, p in zip(ids, texts, patients, strict=True)]
-    elif isinstance(content, dict):
+    if isinstance(content, dict):
         content = [{"study_id": i} | (of if isinstance(of, dict) else {kind: of}) for i, of in content.items()]
     if not isinstance(content, list) or not all(isinstance(entry, dict) for entry in content):
         raise ConfigError(f"{file}: must hold objects, one for each study")
@@ -123,26 +116,20 @@ def score_drafts(reports: Path, drafts: Sequence[Path], rules: RuleLabels) -> Sc
     return Scored(len(texts), len(set(patients)), values, corrected([test for test in tests if math.isfinite(test.p)]))
 
 
-def tables(scored: Scored) -> list[Table]:
+def tables(scored: Scored, cell: Callable[[str, Interval | None], str] = score_cell) -> list[Table]:
     """The scores, a row for each, and the comparison of two files."""
     names = dict.fromkeys(name for of_file in scored.values.values() for name in of_file)
-    rows = [[heading(n), *(score_cell(n, of.get(n)) for of in scored.values.values())] for n in names]
-    about = f"{scored.studies} studies of {scored.patients} patients; below each value its 95 % interval over patients."
+    rows = [[heading(name), *(cell(name, of.get(name)) for of in scored.values.values())] for name in names]
+    about = f"{scored.studies} studies of {scored.patients} patients, with 95 % intervals over patients."
     made = [Table("Scores", about, ["score", *scored.values], rows)]
     if scored.tests:
-        labels = {name: name for name in scored.values}
-        made.append(metric_table(scored.tests, labels, [*labels][1], "patients"))
+        made.append(metric_table(scored.tests, {name: name for name in scored.values}, [*scored.values][1], "patients"))
     return made
 
 
 def lines(scored: Scored) -> list[str]:
     """The same as text."""
-    p = {test.score: f"p {test.p:.3f}" for test in scored.tests}
-    rows = [["score", *scored.values, ""]]
-    for name in dict.fromkeys(name for of_file in scored.values.values() for name in of_file):
-        cells = [_cell(name, of_file.get(name)) for of_file in scored.values.values()]
-        rows.append([heading(name), *cells, p.get(name, "")])
-    return [f"{scored.studies} studies, {scored.patients} patients; 95 % intervals over patients", *columns(rows)]
+    return [line for table in tables(scored, _cell) for line in (table.about, *columns([table.head, *table.rows]))]
 
 
 def _cell(name: str, value: Interval | None) -> str:
@@ -170,9 +157,8 @@ def export_pairs(state: Path, rows: Sequence[Mapping[str, Any]], out: Path, visi
 
     ids = [(named(row, "patient_id", "visit_id"), named(row, "patient_id")) for row in rows]
     if out.suffix.lower() == ".json":
-        studies, patients = map(list, zip(*ids, strict=True))
         texts = {"refs": [row["reference"] for row in rows], "hyps": [row["text"] for row in rows]}
-        return write_json(out, texts | {"study_ids": studies, "patient_ids": patients}, PRIVATE)
+        return write_json(out, texts | {"study_ids": [study for study, _ in ids]}, PRIVATE)
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
     writer.writerow(["study_id", "report", "prediction", "patient_id"])

@@ -17,7 +17,7 @@ def overlap(reference, draft):
     return len(words & set(draft.lower().split())) / len(words) if words else None
 
 
-OVERLAP = Score.of_pairs("word_overlap", "words in common", overlap, unit="% of words")
+OVERLAP = Score("word_overlap", "words in common", pair=overlap, unit="% of words")
 
 
-DEVICES = Score.of_labels("devices_f1", "devices F1", LABELER)
+DEVICES = Score("devices_f1", "devices F1", needs="devices")
