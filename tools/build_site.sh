@@ -8,4 +8,6 @@ rm -rf build/pages
 mkdir -p build/pages
 cp -r --parents README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md CITATION.cff LICENSE docs provisioning \
     fedtar_flare/assets/small/README.md fedtar_flare/suite/suites build/pages
+jupyter nbconvert --log-level WARN --to markdown --output-dir build/pages/examples examples/*.ipynb
+sed -i "s/\.ipynb)/.md)/" build/pages/examples/*.md
 zensical build --clean --strict
