@@ -5,7 +5,8 @@ from types import SimpleNamespace
 
 import devices
 import pytest
-from hypothesis import given
+from hospital_site import write_site_files
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtar_flare.core.errors import ConfigError, ExchangeError
@@ -14,6 +15,7 @@ from fedtar_flare.metrics.reports import Reports
 from fedtar_flare.metrics.score import Score
 from fedtar_flare.runtime.results import check_scores
 from fedtar_flare.site.site_file import read_site_file
+from fedtar_flare.testing import Hospital
 
 TEXTS = [("Port in place.", "Port in place."), ("No tube.", "A tube."), ("Pacemaker.", "Clear."), ("Clear.", "Clear.")]
 
@@ -45,6 +47,7 @@ def test_only_what_the_site_has_admitted_is_computed_and_none_takes_an_own_score
 VALUES = st.floats(allow_nan=True, allow_infinity=True)
 
 
+@settings(max_examples=40)
 @given(value=VALUES, least=st.integers(1, 4), patients=st.sets(st.sampled_from("abcxyz")))
 def test_whatever_it_gives_only_a_rounded_share_of_enough_patients_leaves(value, least, patients):
 
@@ -87,3 +90,13 @@ def test_the_server_takes_it_within_its_bounds_and_names_one_that_is_not_install
     else:
         check_scores(reply, 1)
         assert reply.payload["scores"].all["word_overlap"] == 0.5
+
+
+@pytest.mark.slow
+def test_a_hospital_sends_the_scores_that_it_lists(announced, tmp_path, home, monkeypatch):
+    write_site_files(tmp_path, home, monkeypatch)
+    with (tmp_path / "sites/site-1.yaml").open("a") as file:
+        file.write("scores: [word_overlap]\n")
+    site = Hospital(tmp_path, method="fedavg", fresh=False, model={"max_length": 8, "num_beams": 1})
+    reply, _ = site.handshake(evaluate=True)
+    assert reply.payload["scores"]["all"].keys() - OWN.keys() == {"n", "word_overlap"}
