@@ -226,18 +226,23 @@ def _score_drafts(arguments: argparse.Namespace) -> None:
 
 def _labelled(arguments: argparse.Namespace, state: Path) -> tuple[str, list[dict[str, Any]]]:
     """A labeler's name, and a state's reports with the labels that it reads off them."""
+    from fedtar_flare.core.plugins import announced
     from fedtar_flare.learning.evaluation import report_texts
     from fedtar_flare.learning.report_labeler import ReportLabeler
     from fedtar_flare.metrics.labeler import NEURAL
     from fedtar_flare.metrics.reports import TextLabeler
+    from fedtar_flare.metrics.sentences import readable
 
     rows, name = report_texts(state, arguments.round, personal=not arguments.shared), arguments.labeler
     if name in NEURAL:
         if not (labelled := [row for row in rows if name in row.get("labels", ())]):
             raise ConfigError(f"the run has kept no labels by {name}: name the folder of 'fedtar labeler import'")
         return name, labelled
-    sides = [[row[key] for row in rows] for key in ("reference", "text")]
-    by = TextLabeler.named(name) if name in NEURAL.values() else ReportLabeler(Path(name)).label(sides[0], sides[1])
+    if name not in announced("labeler") and not (rows := [row for row in rows if readable(row["reference"])]):
+        raise ConfigError(f"{state}: {name} reads English, and no report is in English: nothing is graded")
+    references, drafts = ([row[key] for row in rows] for key in ("reference", "text"))
+    named = name in NEURAL.values() or name in announced("labeler")
+    by = TextLabeler.named(name) if named else ReportLabeler(Path(name)).label(references, drafts)
     for row in rows:
         row["labels"] = {by.labeler: [by.code(row["reference"]), by.code(row["text"])]}
     return by.labeler, rows
