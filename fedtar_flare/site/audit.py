@@ -38,7 +38,7 @@ from fedtar_flare.core.errors import ConfigError, FedTARError
 from fedtar_flare.core.files import clean, private_folder
 from fedtar_flare.core.settings import matches
 from fedtar_flare.protocol.contract import Contract
-from fedtar_flare.protocol.messages import HEADER, TaskHeader
+from fedtar_flare.protocol.messages import ABSTAIN, HEADER, OK, TaskHeader
 from fedtar_flare.registry import contract_of
 from fedtar_flare.site.context import Site, state_of
 from fedtar_flare.site.site_file import SITE_FILE, load_site_config, sites_folder
@@ -196,7 +196,7 @@ def totals(entries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         outcome = entry.get("outcome")
         total["streamed" if outcome == "streamed" else "messages"] += 1
         total["refused"] += outcome == "refused"
-        total["errors"] += outcome == "error"
+        total["errors"] += outcome != "refused" and entry.get("status") not in (None, OK, ABSTAIN)
         total["tensors"] += len(entry.get("tensors") or [])
         total["bytes"] += int(entry.get("bytes") or 0)
         total["last"] = max(total["last"], str(entry.get("time", "")))

@@ -6,19 +6,23 @@ import shutil
 import socket
 import subprocess
 import sys
+from itertools import product
 from unittest.mock import Mock
 
 import pytest
 import torch
 from command import failing, fedtar_here, passing
 from flare_context import A, B, context, message, task_header
+from hypothesis import given
+from hypothesis import strategies as st
 from kits import make_kit
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import make_reply
 
+from fedtar_flare.cli.site import HEAD, _audit_row
 from fedtar_flare.core.errors import FedTARError
-from fedtar_flare.protocol.messages import HEADER
+from fedtar_flare.protocol.messages import HEADER, STATUSES
 from fedtar_flare.site import audit
 from fedtar_flare.site.audit import AuditTrail, append, audit_files, read_audit, require_writable, totals, verify
 from fedtar_flare.site.context import Site, state_of
@@ -98,6 +102,20 @@ def test_streamed_scalars_are_recorded(tmp_path):
     AuditTrail().handle_event(ANALYTIC_EVENT_TYPE, ctx)
     (entry,) = entries(tmp_path)
     assert entry["outcome"] == "streamed" and entry["numbers"] == ["loss"]
+
+
+KINDS = [*product(["passed", "refused"], [*STATUSES, None]), ("error", "EXECUTION_EXCEPTION"), ("streamed", None)]
+"""Every outcome of a message, with the statuses that it can have."""
+
+
+@given(st.lists(st.sampled_from(KINDS), min_size=1))
+def test_totals_are_what_the_list_of_messages_shows(kinds):
+    lines = [{"job": "j", "site": "s", "outcome": outcome, "status": status} for outcome, status in kinds]
+    shown = [_audit_row(line)[HEAD.index("outcome")] for line in lines]
+    (total,) = totals(lines)
+    assert total["refused"] == sum(outcome.startswith("refused") for outcome in shown)
+    assert total["errors"] == sum(o.startswith("error") or o == "passed, error" for o in shown)
+    assert total["messages"] + total["streamed"] == len(lines)
 
 
 def test_totals_by_job_and_a_cut_off_last_line(tmp_path):
