@@ -73,6 +73,8 @@ def add_commands(commands: Commands) -> None:
     command = add_command(commands, health, "whether a site or the server is ready, or alive: for probes")
     command.add_argument("kit", type=Path, nargs="?", default=Path(), help="its startup kit (default: this folder)")
     command.add_argument("--live", action="store_true", help="alive is enough")
+    within = "a site is ready if the server answered within so many (default 14)"
+    command.add_argument("--within", type=float, default=14.0, metavar="SECONDS", help=within)
 
     command = add_command(commands, status, "round, step, losses and sites of the jobs of a real federation")
     command.add_argument("job_id", nargs="?", help="one job; without it the newest ones")
@@ -231,13 +233,14 @@ def compare(arguments: argparse.Namespace) -> int:
 
 
 def health(arguments: argparse.Namespace) -> int:
-    """Say whether the site or server of a kit is ready; exit code 1 if it is not. A site is ready while the server
-    answers its heartbeats, and alive while its process goes on sending them, also to a server that is away. A server
-    is either while it takes a TLS connection at its port. Ask on the machine on which it runs.
+    """Say whether the site or server of a kit is ready; exit code 1 if it is not. A site is ready while the server has
+    answered a heartbeat, which leaves every 10 s, lately enough (--within), and alive while its process goes on sending
+    them, also to a server that is away. A server is either while it takes a TLS connection at its port. Ask on the
+    machine on which it runs.
     """
     from fedtar_flare.provision.health import kit_health
 
-    healthy, text = kit_health(arguments.kit, arguments.live)
+    healthy, text = kit_health(**given(arguments, "kit", "live", "within"))
     show(arguments, {"healthy": healthy, "reason": text}, text)
     return int(not healthy)
 

@@ -16,8 +16,10 @@ if TYPE_CHECKING:  # a probe waits for no import of FLARE's
     from nvflare.fuel.f3.message import Message
 
 FILE = "fedtar_health.json"
-STALLED, UNANSWERED = 180.0, 60.0
-"""Seconds since the last heartbeat, and since the last that was answered. FLARE sends one every 10 s and waits 30 s."""
+STALLED, UNANSWERED = 180.0, 14.0
+"""Seconds since the last heartbeat, and since the last that was answered. FLARE sends one every 10 s."""
+
+WORDS = {"beat": "last heartbeat", "answered": "last answer"}
 
 
 class Pulse:
@@ -52,8 +54,8 @@ class Pulse:
             write_json(Path.cwd() / FILE, {"pid": os.getpid(), **self._times})  # a site works in its kit
 
 
-def kit_health(kit: Path, live: bool = False) -> tuple[bool, str]:
-    """Find out whether the server or site of a kit is ready."""
+def kit_health(kit: Path, live: bool = False, within: float = UNANSWERED) -> tuple[bool, str]:
+    """Find out whether the server or site of a kit is ready; a site is if the server answered ``within`` seconds."""
     if is_server(kit):
         from fedtar_flare.site.doctor.connection import server
 
@@ -63,16 +65,19 @@ def kit_health(kit: Path, live: bool = False) -> tuple[bool, str]:
         return False, "the site has not started"
     pulse = read_json(kit / FILE)
     ages = {name: time.monotonic() - pulse[name] for name in ("beat", "answered") if pulse.get(name) is not None}
-    if not _runs(int(pulse["pid"])):
-        return False, "the site's process has ended"
+    if problem := _process_problem(int(pulse["pid"])):
+        return False, problem
     if not 0 <= ages.get("beat", 0) <= STALLED:
-        return False, f"no heartbeat for {STALLED:g} s"
-    answered = 0 <= ages.get("answered", -1) <= UNANSWERED
-    return answered or live, "the server answers" if answered else f"no answer of the server for {UNANSWERED:g} s"
+        return False, f"site: no heartbeat for {STALLED:g} s"
+    times = [f"{name} {ages[key]:.0f} s ago" if key in ages else f"no {name} yet" for key, name in WORDS.items()]
+    return live or 0 <= ages.get("answered", -1) <= within, "site: {}; server: {}".format(*times)
 
 
-def _runs(pid: int) -> bool:
+def _process_problem(pid: int) -> str:
+    """What is wrong with a site's process; empty if it runs."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"  # a zombie has ended
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
     except OSError:
-        return False
+        state = "X"
+    ended = state in "ZX"  # a zombie has ended
+    return "the site's process has ended" if ended else "the site's process is stopped" if state in "Tt" else ""

@@ -87,9 +87,9 @@ def test_a_site_that_is_lost_as_a_whole_is_skipped_and_can_come_back(federation,
     identity = federation.submit(job("site_lost", **limit))
     in_step(federation, identity, "hospital-b", 1, 2)
     kit = federation.sites["hospital-b"]
-    assert healthy(kit) and healthy(federation.server)
+    assert healthy(kit, "--within", 60) and healthy(federation.server)
     federation.kill_site("hospital-b")
-    assert not healthy(kit, "--live") and healthy(federation.sites["hospital-a"])
+    assert not healthy(kit, "--live") and healthy(federation.sites["hospital-a"], "--within", 60)
     check_went_on_without(federation, identity, "hospital-b")
     federation.start("hospital-b")  # the tests after this one have it again
     wait_for("a probe finds it ready again", lambda: healthy(kit))

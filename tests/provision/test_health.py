@@ -1,5 +1,9 @@
 """What a probe is told of a site, at each time of its life; ``test_faults`` has a server, and what is killed."""
 
+import os
+import signal
+import subprocess
+import time
 from types import SimpleNamespace
 
 from kits import make_kit
@@ -11,7 +15,9 @@ from nvflare.fuel.f3.message import Message
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 
 from fedtar_flare.cli.main import main
+from fedtar_flare.core.files import write_json
 from fedtar_flare.provision import health
+from fedtar_flare.provision.health import kit_health
 from fedtar_flare.provision.launcher import SupervisedProcessLauncher
 
 
@@ -41,3 +47,20 @@ def test_a_site_is_alive_while_its_heart_beats_and_ready_while_the_server_answer
         filters[0](Message({MessageHeaderKey.RETURN_CODE: code}))
         now[0] += after
         assert (asked(kit), asked(kit, "--live")) == (ready, live), (code, after)
+    assert kit_health(kit, live=True, within=0)[1] == "site: no heartbeat for 180 s"
+    launcher.handle_event(EventType.BEFORE_CLIENT_HEARTBEAT, context)
+    last = "site: last heartbeat 0 s ago; server: last answer 181 s ago"
+    assert [kit_health(kit, within=within) for within in (180, 182)] == [(False, last), (True, last)]
+
+
+def test_a_process_that_is_stopped_or_has_ended_is_not_alive(tmp_path):
+    kit = make_kit(tmp_path / "kit")
+    with subprocess.Popen(["sleep", "5"]) as process:
+        write_json(kit / health.FILE, {"pid": process.pid, "beat": time.monotonic(), "answered": time.monotonic()})
+        assert kit_health(kit)[0]
+        os.kill(process.pid, signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+        assert kit_health(kit, live=True) == (False, "the site's process is stopped")
+        process.kill()
+        process.wait()
+        assert kit_health(kit, live=True) == (False, "the site's process has ended")
