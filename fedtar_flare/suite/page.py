@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
@@ -74,11 +74,13 @@ def _main(
 ) -> list[Table]:
     """In the paper's shape: at the hospitals that took part, with and without the patient adapter, and outside."""
     members, generic, outside = WHERE.values()
+    mean = "As the papers' tables have it: the mean over hospitals and seeds; behind ± the deviation over seeds."
     about = "With each hospital's patient adapter, or the adapter that it tuned for itself, where the method has one. "
     about += f"The best {SCORES[MAIN].label} comes first."
     by_itself = "What a method's shared adapter knows by itself, without any patient adapter."
     strangers = "Hospitals that never took part and get the shared adapter of the same round."
     return [
+        _means(results, "members", "Mean over the hospitals that took part", mean, tables.COLUMNS),
         tables.scores(members, about, results, Result.members, tests[first]),
         *(tables.difference_table(against, labels, name) for name, against in tests.items() if against),
         tables.scores(generic, by_itself, results, Result.generic),
@@ -89,36 +91,34 @@ def _main(
 def _every_metric(
     results: Sequence[Result], references: Sequence[str], labels: Mapping[str, str], drawn: Units
 ) -> list[Table]:
-    """The best arm of each method (results are ranked) against each reference with which it has a seed in common."""
+    """Each arm, the best first, against each reference with which it has a seed in common."""
     out = []
     for reference in references:
-        others = [result.experiment for result in results if result.arm != reference]
-        best = {experiment.arm.method: experiment.name for experiment in reversed(others)}
-        for arm in (name for name in by_arm(results) if name in best.values()):
+        for arm in (name for name in by_arm(results) if name != reference):
             if tests := compare_scores(arm, paired_runs(results, arm, reference), drawn):
                 out.append(tables.metric_table(tests, labels, reference, drawn))
     return out
 
 
 def _every_score(results: Sequence[Result]) -> list[Table]:
-    """All scores, mean over hospitals and seeds, with the standard deviation over seeds."""
-    arms = by_arm(results)
-    out: list[Table] = []
-    names = [n for n in SCORES if any(seed_means(results, where, n) for where in WHERE)]
-    for where, title in WHERE.items():
-        rows: list[list[str]] = []
-        for runs in arms.values():
-            means = {name: seed_means(runs, where, name) for name in names}
-            if any(means.values()):
-                if not rows:
-                    start = {name: seed_means(runs, where, name, "start") for name in names}
-                    rows.append([tables.WARM_START, *(score(n, fmean(v) if v else None) for n, v in start.items())])
-                cells = [score(name, fmean(values) if values else None) for name, values in means.items()]
-                spreads = (f" ± {score(n, stdev(v))}" if len(v) > 1 else "" for n, v in means.items())
-                rows.append([runs[0].label, *map(str.__add__, cells, spreads)])
-        if rows:
-            out.append(Table(title, "", ["method", *map(heading, names)], rows))
-    return out
+    """All scores, mean over hospitals and seeds."""
+    made = [_means(results, where, title, "", SCORES) for where, title in WHERE.items()]
+    return [table for table in made if table.rows]
+
+
+def _means(results: Sequence[Result], where: str, title: str, about: str, scores: Iterable[str]) -> Table:
+    """Scores as means over hospitals and seeds, with the standard deviation over seeds; no column is empty."""
+    names, rows = [name for name in scores if seed_means(results, where, name)], []
+    for runs in by_arm(results).values():
+        means = {name: seed_means(runs, where, name) for name in names}
+        if any(means.values()):
+            if not rows:
+                start = {name: seed_means(runs, where, name, "start") for name in names}
+                rows.append([tables.WARM_START, *(score(n, fmean(v) if v else None) for n, v in start.items())])
+            cells = [score(name, fmean(values) if values else None) for name, values in means.items()]
+            spreads = (f" ± {score(n, stdev(v))}" if len(v) > 1 else "" for n, v in means.items())
+            rows.append([runs[0].label, *map(str.__add__, cells, spreads)])
+    return Table(title, about, ["method", *map(heading, names)], rows)
 
 
 def _costs(results: Sequence[Result]) -> Table:

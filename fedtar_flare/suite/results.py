@@ -177,13 +177,14 @@ def paired_runs(results: Sequence[Result], arm: str, reference: str) -> list[Pai
 
 
 def difference(arm: str, score: str, runs: Sequence[Pair], units: Units = "patients") -> Difference | None:
-    """The difference in a score, over seeds and patients or studies; None where no pair of runs has it."""
+    """The difference in a score, over seeds and patients or studies; None where no pair of runs has a number."""
     sums = [(SUMS[score](a, units), SUMS[score](b, units)) for a, b in runs]
     pairs = [(a, b) for a, b in sums if a is not None and b is not None]
     if not pairs:
         return None
     higher, tie = SCORES[score].higher_is_better is not False, SCORES[score].tie
-    return Difference(arm, score, *compare(*zip(*pairs, strict=True), higher_is_better=higher, tie=tie))
+    test = Difference(arm, score, *compare(*zip(*pairs, strict=True), higher_is_better=higher, tie=tie))
+    return test if np.isfinite(test.difference.value) else None
 
 
 def corrected(tests: Sequence[Difference]) -> list[Difference]:

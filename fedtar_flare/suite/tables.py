@@ -43,7 +43,7 @@ def scores(
             if not lines:
                 lines.append(("", WARM_START, _values([rows_of(run, "start") for run in runs])))
             lines.append((arm, runs[0].label, _values(ends)))
-    columns = [name for name in COLUMNS if any(values.get(name) for *_, values in lines)]
+    columns = [n for n in COLUMNS if any((v := values.get(n)) and math.isfinite(v.value) for *_, values in lines)]
     rows = [
         [label, *(score_cell(name, values.get(name), stars.get((arm, name), "")) for name in columns)]
         for arm, label, values in lines
@@ -56,8 +56,9 @@ def difference_table(tests: Sequence[Difference], labels: Mapping[str, str], ref
     by_score: dict[str, dict[str, Difference]] = {}
     for test in tests:
         by_score.setdefault(test.arm, {})[test.score] = test
+    columns = [n for n in COMPARED if any(n in of for of in by_score.values())]
     rows = [
-        [labels[arm], *(score_cell(n, of[n].difference, p=of[n].p) if n in of else NOTHING for n in COMPARED)]
+        [labels[arm], *(score_cell(n, of[n].difference, p=of[n].p) if n in of else NOTHING for n in columns)]
         for arm, of in by_score.items()
     ]
     about = (
@@ -66,7 +67,7 @@ def difference_table(tests: Sequence[Difference], labels: Mapping[str, str], ref
         "patient by patient, corrected after Holm for the number of methods. A p is about these hospitals; with one "
         "seed it says nothing of another training."
     )
-    heads = ["method", *(f"{heading(n).partition(', ')[0]}, points" for n in COMPARED)]
+    heads = ["method", *(f"{heading(n).partition(', ')[0]}, points" for n in columns)]
     return Table(f"Difference to {labels[reference]}", about, heads, rows)
 
 
@@ -78,11 +79,12 @@ def metric_table(tests: Sequence[Difference], labels: Mapping[str, str], referen
             *(number(shown(test.score, part), 2) for part in test.difference),
             number(test.p),
             *(f"{share:.0%}" for share in (test.win_rate, test.replicates_won)),
-            "yes" if test.p < 0.05 else "no",
+            "no" if test.difference.low <= 0 <= test.difference.high else "yes",
         ]
         for test in tests
     ]
-    heads = ["metric", "difference", "95 % from", "to", "p (Holm)", f"{units} won", "replicates won", "significant"]
+    heads = ["metric", "difference", "95 % from", "to", "p (Holm)"]
+    heads += [f"{units} won", "replicates won", "interval excludes 0"]
     return Table(f"{labels[tests[0].arm]} against {labels[reference]}", "", heads, rows)
 
 

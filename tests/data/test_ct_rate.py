@@ -27,7 +27,7 @@ def collection(tmp_path):
             tables[file] = [{name: v[name] for name in columns} for v in volumes if v["VolumeName"] not in without]
         names = [v["VolumeName"] for v in volumes if v["VolumeName"].endswith(".nii.gz")]
         places = {name: [name.rsplit("_", parts)[0] for parts in (2, 1)] for name in names}
-        files = ["/".join([images or part, *places[name], name]) for name in names if name not in absent]
+        files = ["/".join([images or f"{part}_fixed", *places[name], name]) for name in names if name not in absent]
         root = lay(tmp_path / "dataset", tables, files)
         (root / f"metadata/no_chest_{part}.txt").write_text("".join(f"{part}/x/x_a/{name}\n" for name in no_chest))
         return root.parent
@@ -45,7 +45,7 @@ def test_scans_are_visits_in_the_order_of_their_dates_not_of_their_letters(colle
         assert [v.visit_id for v in one.visits] == ["train_1_b", "train_1_a"]
         assert [v.age for v in one.visits] == [53, 54] and one.sex == "F" and one.patient_id == "train_1"
         assert one.visits[0].acquired == datetime(2020, 1, 1) and one.visits[0].modality == "ct"
-        assert one.visits[0].image == tmp_path / "dataset/train/train_1/train_1_b/train_1_b_1.nii.gz"
+        assert one.visits[0].image == tmp_path / "dataset/train_fixed/train_1/train_1_b/train_1_b_1.nii.gz"
         assert one.visits[0].report == "Lungs are clear.\nNormal." and (two.sex, two.visits[0].age) == ("M", None)
 
 
@@ -83,8 +83,16 @@ def test_unusable_studies_are_counted(collection):
     assert reading.rejected() == {"no-date": 2, **dict.fromkeys(once, 1)}
 
 
-def test_parts_sections_and_the_corrected_volumes(collection):
-    path = collection(volume("valid_1_a_1.nii.gz", day="20200131.0"), part="valid", images="valid_fixed")
+def test_volumes_without_hounsfield_units_are_refused(collection):
+    path = collection(volume("train_1_a_1.nii.gz"), images="train")
+    with pytest.raises(ConfigError, match="train_fixed"):
+        read_ct_rate(path)
+    (patient,) = read_ct_rate(path, {"images": "dataset/train"}).patients()
+    assert "train" in patient.visits[0].image.parts, "whoever names a folder knows what it contains"
+
+
+def test_parts_and_sections(collection):
+    path = collection(volume("valid_1_a_1.nii.gz", day="20200131.0"), part="valid")
     (patient,) = read_ct_rate(path, {"part": "valid", "sections": ["technique", "impression"]}).patients()
     assert patient.visits[0].report == "Non-contrast.\nNormal." and "valid_fixed" in patient.visits[0].image.parts
     everything = read_ct_rate(path, {"part": "valid", "sections": "all"}).patients()[0].visits[0].report

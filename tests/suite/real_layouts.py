@@ -30,7 +30,7 @@ def ct_rate(root: Path, patients: int) -> None:
     for i in range(patients):
         for j, letter in enumerate("ab"):
             name = f"train_{i}_{letter}_1.nii.gz"
-            place = root / "dataset" / "train" / f"train_{i}" / f"train_{i}_{letter}" / name
+            place = root / "dataset" / "train_fixed" / f"train_{i}" / f"train_{i}_{letter}" / name
             place.parent.mkdir(parents=True)
             hu = np.random.default_rng(2 * i + j).normal(-600, 200, (32, 32, 12)).astype(np.int16)
             nibabel.save(nibabel.Nifti1Image(hu, np.diag([10.0, 10.0, 20.0, 1.0])), place)

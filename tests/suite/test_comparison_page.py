@@ -42,6 +42,7 @@ def test_the_page_has_the_tables_and_the_figures_of_the_paper(compared):
     text, root = parsed(compared)
     titles = [heading.text for heading in root.iter("h2")]
     assert [title for title in titles if "hospital" in title or "Difference" in title] == [
+        "Mean over the hospitals that took part",
         "At the hospitals that took part",
         "Difference to each hospital alone",
         "Difference to FedTAR <b>",

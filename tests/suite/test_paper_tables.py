@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import real_layouts
 from command import fedtar_here
+from labelers import published
 from made_up_results import parsed
 
 from fedtar_flare.learning import clinical_start
@@ -91,6 +92,7 @@ def collections(place: Path, suite: str) -> None:
         real_layouts.oct_2017(place / "OCT2017", 60)
     else:
         real_layouts.mimic(place, 80)
+        published(place / "bert-base-uncased", "chexbert")[0].rename(place / "chexbert.pth")
         if suite.startswith("fedmrg"):
             real_layouts.iu_xray(place / "iu-xray", 6)
             real_layouts.chexpert_plus(place / "chexpert-plus", 24)
@@ -128,5 +130,6 @@ def test_the_commands_of_a_header_give_the_table(suite, places, least):
         said, (text, _) = printed[line], parsed(place / line.split(" -o ")[1] / "comparison.html")
         assert re.search(r"\d+ runs, \d+ of them done before", said)
         only = re.findall(r"--only (\S+)", line) or (arms if line == compared[0] else [suite[:6]])
+        assert ("CheXbert" in text) is any("labeler import" in command for command in commands(suite))
         assert all(f"{number} hospitals" in text for number in re.findall(r" -n (\d+) ", line))
         assert all(arms[arm]["label"] in text for arm in only) and ("hospitals outside" in text) is bool(outside)

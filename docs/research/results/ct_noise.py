@@ -14,7 +14,7 @@ with Path(sys.argv[1]).open(encoding="utf-8") as file:
 for i, (text, patient) in enumerate(reports.items()):
     findings, _, impression = text.partition('"')  # each sentence of the impression begins with a quotation mark
     name = f"{patient}_a_1.nii.gz"
-    volume = root / "train" / patient / f"{patient}_a" / name
+    volume = root / "train_fixed" / patient / f"{patient}_a" / name
     volume.parent.mkdir(parents=True)
     noise = np.random.default_rng(i).normal(-600, 200, (32, 32, 24)).astype(np.int16)
     nibabel.save(nibabel.Nifti1Image(noise, np.diag([10.0, 10.0, 10.0, 1.0])), volume)

@@ -1,7 +1,7 @@
 """CT-RATE: non-contrast chest CT volumes of Istanbul Medipol University with reports (Hamamci et al.).
 
-Layout of its repository, under ``path`` or ``path/dataset``: ``train/train_1/train_1_a/train_1_a_1.nii.gz`` (or
-``train_fixed/...``, preferred: the same volumes with corrected HU and geometry),
+Layout of its repository, under ``path`` or ``path/dataset``: ``train_fixed/train_1/train_1_a/train_1_a_1.nii.gz``
+(volumes in ``train`` are stored without slope and intercept: no Hounsfield units),
 ``radiology_text_reports/train_reports.csv`` and ``metadata/train_metadata.csv``; the same for ``valid`` (tables named
 ``validation_...``).
 
@@ -43,8 +43,8 @@ def read_ct_rate(path: Path, options: Mapping[str, Any] | None = None) -> Readin
     if part not in PARTS:
         raise ConfigError(f"source 'ct_rate': part '{part}' is not one of {', '.join(PARTS)}")
     root = path / "dataset" if (path / "dataset").is_dir() else path
-    usual = [root / f"{part}_fixed", root / part]
-    images = image_folder(path, options, usual, "source 'ct_rate': no folder of volumes")
+    what = f"source 'ct_rate': no folder of volumes in Hounsfield units; those of '{part}' lack slope and intercept"
+    images = image_folder(path, options, [root / f"{part}_fixed"], what)
     tables = {}
     for what, folder in (("reports", "radiology_text_reports"), ("metadata", "metadata")):
         table = f"{PARTS[part]}_{what}.csv"

@@ -59,7 +59,10 @@ def check_air(hu: np.ndarray, where: str) -> None:
     sample = hu[::step, ::8, ::8]
     if not np.any((sample >= -1100) & (sample <= -300)):
         held = f"no voxel is air (values {sample.min()} to {sample.max()})"
-        raise DataError(f"{where}: {held}: these are no Hounsfield units of a chest", reason="implausible-hu")
+        raise DataError(
+            f"{where}: {held}: no Hounsfield units of a chest; are slope and intercept applied?",
+            reason="implausible-hu",
+        )
     if hu[::step].max() <= ONLY_AIR_HU:
         raise DataError(f"{where}: nothing but air", reason="blank")
 
