@@ -108,7 +108,8 @@ def _every_score(results: Sequence[Result]) -> list[Table]:
 
 def _means(results: Sequence[Result], where: str, title: str, about: str, scores: Iterable[str]) -> Table:
     """Scores as means over hospitals and seeds, with the standard deviation over seeds; no column is empty."""
-    names, rows = [name for name in scores if seed_means(results, where, name)], []
+    names = [name for name in scores if seed_means(results, where, name)]
+    rows: list[list[str]] = []
     for runs in by_arm(results).values():
         means = {name: seed_means(runs, where, name) for name in names}
         if any(means.values()):
