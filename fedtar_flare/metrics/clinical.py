@@ -1,0 +1,200 @@
+"""A draft's findings against its report, weighted by clinical significance: a score fitted to radiologists' ratings.
+
+Rules read the abnormal findings of both texts from ``clinical.yaml``, with side, zone of the lung, degree, change and
+size. Normal sentences do not count. The weights were fitted to ratings of RadPref (Baharoon et al., CRIMSON, 2026).
+"""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedtar_flare.metrics.grades import DEGREES, directions, qualifiers
+from fedtar_flare.metrics.labeler import Mention, Observation, RuleLabeler
+from fedtar_flare.metrics.sentences import Match, Phrasebook, listed, phrases, sentences
+
+_CLASSES = ("benign", "other", "actionable", "urgent")
+_MILLIMETRES = {"mm": 1.0, "millimeter": 1.0, "millimeters": 1.0, "cm": 10.0, "centimeter": 10.0, "centimeters": 10.0}
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What counts how much; fitted by ``tools/radpref.py``."""
+
+    classes: tuple[float, float, float, float] = (0.15, 0.4, 1.0, 1.5)  # benign to urgent
+    agreement: float = 0.5  # what two reports agree in without any finding
+    invented: float = 0.8  # of a finding that the report has not; one that the draft has not counts 1
+    related: float = 0.5  # credit of another finding of the family
+    doubted: float = 0.7  # of a finding that is doubted
+    side: float = 0.5  # credit that a wrong part of a finding takes
+    place: float = 0.3
+    degree: float = 0.3
+    change: float = 0.15
+    size: float = 0.5
+    wording: float = 0.3  # of words in common in abnormal sentences
+
+
+WEIGHTS = Weights()
+
+
+@dataclass(frozen=True, slots=True)
+class ClinicalFinding:
+    """An abnormal finding of a text, with its parts as far as they are stated; ``size`` in mm."""
+
+    name: str
+    certain: bool
+    side: frozenset[str]
+    place: frozenset[str]
+    degree: frozenset[int]
+    change: frozenset[str]
+    size: float
+
+
+@cache
+def _table() -> dict[str, Any]:
+    table: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("clinical.yaml").read_text(encoding="utf-8"))
+    for finding in table["findings"].values():
+        finding["family"] = frozenset(finding["family"].split())
+    return table
+
+
+@cache
+def _labeler() -> RuleLabeler:
+    table = _table()
+    filled = {name: of["present"].format_map(table["words"]) for name, of in table["findings"].items()}
+    return RuleLabeler([*(Observation(name, text) for name, text in filled.items()), Observation("", table["ignore"])])
+
+
+@cache
+def _book(part: str) -> Phrasebook[Any]:
+    if part == "place":
+        return Phrasebook((p, place) for place, listing in _table()["places"].items() for p in listed(listing))
+    if part == "degree":
+        return Phrasebook([*((p, None) for p in phrases("degrees")["none"]), *DEGREES.items()])
+    return Phrasebook((p, side) for side, of in phrases("sides").items() for p in of)
+
+
+@lru_cache(maxsize=4096)
+def abnormal(text: str) -> tuple[dict[str, ClinicalFinding], frozenset[str]]:
+    """Read the abnormal findings of a text, each once, and the words of the sentences that state them."""
+    by_name: dict[str, list[ClinicalFinding]] = {}
+    content: set[str] = set()
+    for words in sentences(text):
+        mentions = [m for m in _apart(_labeler().mentions(words)) if m.name]
+        stated = [m for m in mentions if m.label in ("positive", "uncertain")]
+        for finding in _of_sentence(words, mentions) if stated else []:
+            by_name.setdefault(finding.name, []).append(finding)
+        content.update(word[:5] for word in words if stated and len(word) > 3)
+    return {name: _merged(of) for name, of in by_name.items()}, frozenset(content)
+
+
+def _apart(mentions: Sequence[Mention]) -> list[Mention]:
+    """Mentions that do not overlap, the longest first: "pericardial effusion" is no effusion."""
+    apart: list[Mention] = []
+    for mention in sorted(mentions, key=lambda m: m.start - m.end):
+        if all(mention.end <= other.start or other.end <= mention.start for other in apart):
+            apart.append(mention)
+    return sorted(apart)
+
+
+def _of_sentence(words: Sequence[str], mentions: Sequence[Mention]) -> list[ClinicalFinding]:
+    of_part = {}
+    for part in ("side", "place", "degree"):
+        matches = [m for m in _book(part).cover(words) if m.tag not in (None, "none")]
+        of_part[part] = qualifiers(words, mentions, matches)
+    sizes = qualifiers(words, mentions, _sizes(words))
+    changes = directions(words, mentions, _labeler())
+    findings = []
+    for i, mention in enumerate(mentions):
+        if mention.label in ("positive", "uncertain") and changes[i] != "resolved":
+            sides = {m.tag for m in of_part["side"][i]}
+            side = {"left", "right"} if "both" in sides else sides
+            place = {m.tag for m in of_part["place"][i]}
+            degree = {m.tag for m in of_part["degree"][i]}
+            size = max((m.tag for m in sizes[i]), default=0.0)
+            change = frozenset([changes[i]] if changes[i] else [])
+            parts = frozenset(side), frozenset(place), frozenset(degree), change
+            findings.append(ClinicalFinding(mention.name, mention.label == "positive", *parts, size))
+    return findings
+
+
+def _sizes(words: Sequence[str]) -> list[Match[float]]:
+    """Lengths in mm, each at its number."""
+    sizes = []
+    for i in range(1, len(words)):
+        if words[i] in _MILLIMETRES and _NUMBER.fullmatch(words[i - 1]):
+            sizes.append(Match(i - 1, i + 1, float(words[i - 1]) * _MILLIMETRES[words[i]]))
+    return sizes
+
+
+def _merged(findings: Sequence[ClinicalFinding]) -> ClinicalFinding:
+    """All that a text says of one finding."""
+    parts = [frozenset().union(*map(attrgetter(part), findings)) for part in ("side", "place", "degree", "change")]
+    size = max(finding.size for finding in findings)
+    return ClinicalFinding(findings[0].name, any(f.certain for f in findings), *parts, size)
+
+
+def clinical_score(
+    reference: str, draft: str, age: float | None = None, indication: str = "", weights: Weights = WEIGHTS
+) -> float:
+    """Score a draft from 0 to 1 by its abnormal findings; two texts without any agree."""
+    (true, true_words), (drafted, draft_words) = abnormal(reference), abnormal(draft)
+    surgical = not set(listed(_table()["surgery"].replace("|", ","))).isdisjoint(indication.lower().split())
+
+    def weigh(finding: ClinicalFinding) -> float:
+        entry = _table()["findings"][finding.name]
+        level = _CLASSES.index(entry["significance"])
+        if age is not None and entry.get("aged"):
+            level += (age < 40) - (age >= 65)
+        level += bool(entry.get("child") and age is not None and age < 18) - bool(entry.get("surgery") and surgical)
+        return weights.classes[min(max(level, 0), 3)] * (1.0 if finding.certain else weights.doubted)
+
+    right = missed = invented = 0.0
+    for finding in true.values():
+        credit = _credit(finding, drafted, weights)
+        right += weigh(finding) * credit
+        missed += weigh(finding) * (1 - credit)
+    for finding in drafted.values():
+        if finding.name not in true:
+            invented += weigh(finding) * (1 - _credit(finding, true, weights))
+    right += weights.agreement
+    value = right / (right + missed + weights.invented * invented)
+    both = len(true_words) + len(draft_words)
+    common = 2 * len(true_words & draft_words) / both if both else 1.0
+    return (1 - weights.wording) * value + weights.wording * common
+
+
+def _credit(finding: ClinicalFinding, others: Mapping[str, ClinicalFinding], weights: Weights) -> float:
+    """What of a finding another text has: all, without the parts that differ, or a related finding."""
+    if finding.name in others:
+        return _parts(finding, others[finding.name], weights)
+    family = _table()["findings"][finding.name]["family"]
+    near = [o for o in others.values() if family & _table()["findings"][o.name]["family"]]
+    return max((weights.related * _parts(finding, other, weights) for other in near), default=0.0)
+
+
+def _parts(true: ClinicalFinding, other: ClinicalFinding, weights: Weights) -> float:
+    credit = 1.0
+    for part in ("side", "place", "change"):
+        credit *= 1 - getattr(weights, part) * _differs(getattr(true, part), getattr(other, part))
+    if true.degree:
+        apart = min((abs(a - b) for a in true.degree for b in other.degree), default=1) / 2
+        credit *= 1 - weights.degree * apart
+    if true.size and other.size:
+        credit *= 1 - weights.size * min(1.0, abs(math.log2(true.size / other.size)))
+    return credit
+
+
+def _differs(true: AbstractSet[str], other: AbstractSet[str]) -> float:
+    """Share of a part that differs: half where the other text does not say it, none where the report does not."""
+    if not true:
+        return 0.0
+    return 1 - len(true & other) / len(true | other) if other else 0.5
