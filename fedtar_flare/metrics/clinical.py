@@ -1,7 +1,7 @@
-"""A draft's findings against its report, weighted by clinical significance: a score fitted to radiologists' ratings.
+"""A draft's findings against its report, weighted by clinical significance: a score that radiologists agree with.
 
 Rules read the abnormal findings of both texts from ``clinical.yaml``, with side, zone of the lung, degree, change and
-size. Normal sentences do not count. The weights were fitted to ratings of RadPref (Baharoon et al., CRIMSON, 2026).
+size. Normal sentences do not count. ``tools/radpref.py`` measures it on the ratings of RadPref (CRIMSON, 2026).
 """
 
 import math
@@ -18,7 +18,7 @@ import yaml
 
 from fedtar_flare.metrics.grades import DEGREES, directions, qualifiers
 from fedtar_flare.metrics.labeler import Mention, Observation, RuleLabeler
-from fedtar_flare.metrics.sentences import Match, Phrasebook, listed, phrases, sentences
+from fedtar_flare.metrics.sentences import Match, Phrasebook, listed, phrases, readable, sentences
 
 _CLASSES = ("benign", "other", "actionable", "urgent")
 _MILLIMETRES = {"mm": 1.0, "millimeter": 1.0, "millimeters": 1.0, "cm": 10.0, "centimeter": 10.0, "centimeters": 10.0}
@@ -27,7 +27,7 @@ _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 @dataclass(frozen=True)
 class Weights:
-    """What counts how much; fitted by ``tools/radpref.py``."""
+    """What counts how much: chosen, as weights that are fitted to half of RadPref do no better on the other half."""
 
     classes: tuple[float, float, float, float] = (0.15, 0.4, 1.0, 1.5)  # benign to urgent
     agreement: float = 0.5  # what two reports agree in without any finding
@@ -39,7 +39,6 @@ class Weights:
     degree: float = 0.3
     change: float = 0.15
     size: float = 0.5
-    wording: float = 0.3  # of words in common in abnormal sentences
 
 
 WEIGHTS = Weights()
@@ -63,6 +62,7 @@ def _table() -> dict[str, Any]:
     table: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("clinical.yaml").read_text(encoding="utf-8"))
     for finding in table["findings"].values():
         finding["family"] = frozenset(finding["family"].split())
+    table["surgery"] = frozenset(listed(table["surgery"]))
     return table
 
 
@@ -83,17 +83,18 @@ def _book(part: str) -> Phrasebook[Any]:
 
 
 @lru_cache(maxsize=4096)
-def abnormal(text: str) -> tuple[dict[str, ClinicalFinding], frozenset[str]]:
-    """Read the abnormal findings of a text, each once, and the words of the sentences that state them."""
+def abnormal(text: str) -> dict[str, ClinicalFinding]:
+    """Read the abnormal findings of a text by name."""
     by_name: dict[str, list[ClinicalFinding]] = {}
-    content: set[str] = set()
     for words in sentences(text):
         mentions = [m for m in _apart(_labeler().mentions(words)) if m.name]
-        stated = [m for m in mentions if m.label in ("positive", "uncertain")]
-        for finding in _of_sentence(words, mentions) if stated else []:
+        for finding in _of_sentence(words, mentions) if any(map(_counts, mentions)) else []:
             by_name.setdefault(finding.name, []).append(finding)
-        content.update(word[:5] for word in words if stated and len(word) > 3)
-    return {name: _merged(of) for name, of in by_name.items()}, frozenset(content)
+    return {name: _merged(of) for name, of in by_name.items()}
+
+
+def _counts(mention: Mention) -> bool:
+    return mention.label in ("positive", "uncertain")
 
 
 def _apart(mentions: Sequence[Mention]) -> list[Mention]:
@@ -106,23 +107,26 @@ def _apart(mentions: Sequence[Mention]) -> list[Mention]:
 
 
 def _of_sentence(words: Sequence[str], mentions: Sequence[Mention]) -> list[ClinicalFinding]:
-    of_part = {}
+    of_part: dict[str, list[list[Match[Any]]]] = {"size": qualifiers(words, mentions, _sizes(words))}
     for part in ("side", "place", "degree"):
-        matches = [m for m in _book(part).cover(words) if m.tag not in (None, "none")]
+        matches = [match for match in _book(part).cover(words) if match.tag not in (None, "none")]
         of_part[part] = qualifiers(words, mentions, matches)
-    sizes = qualifiers(words, mentions, _sizes(words))
     changes = directions(words, mentions, _labeler())
     findings = []
     for i, mention in enumerate(mentions):
-        if mention.label in ("positive", "uncertain") and changes[i] != "resolved":
-            sides = {m.tag for m in of_part["side"][i]}
-            side = {"left", "right"} if "both" in sides else sides
-            place = {m.tag for m in of_part["place"][i]}
-            degree = {m.tag for m in of_part["degree"][i]}
-            size = max((m.tag for m in sizes[i]), default=0.0)
-            change = frozenset([changes[i]] if changes[i] else [])
-            parts = frozenset(side), frozenset(place), frozenset(degree), change
-            findings.append(ClinicalFinding(mention.name, mention.label == "positive", *parts, size))
+        if _counts(mention) and changes[i] != "resolved":
+            tags = {part: frozenset(match.tag for match in of[i]) for part, of in of_part.items()}
+            findings.append(
+                ClinicalFinding(
+                    mention.name,
+                    certain=mention.label == "positive",
+                    side=frozenset(["left", "right"]) if "both" in tags["side"] else tags["side"],
+                    place=tags["place"],
+                    degree=tags["degree"],
+                    change=frozenset([changes[i] or ""]) - {""},
+                    size=max(tags["size"], default=0.0),
+                )
+            )
     return findings
 
 
@@ -137,17 +141,35 @@ def _sizes(words: Sequence[str]) -> list[Match[float]]:
 
 def _merged(findings: Sequence[ClinicalFinding]) -> ClinicalFinding:
     """All that a text says of one finding."""
-    parts = [frozenset().union(*map(attrgetter(part), findings)) for part in ("side", "place", "degree", "change")]
-    size = max(finding.size for finding in findings)
-    return ClinicalFinding(findings[0].name, any(f.certain for f in findings), *parts, size)
+
+    def every(part: str) -> frozenset[Any]:
+        return frozenset().union(*map(attrgetter(part), findings))
+
+    certain, size = any(finding.certain for finding in findings), max(finding.size for finding in findings)
+    return ClinicalFinding(
+        findings[0].name, certain, every("side"), every("place"), every("degree"), every("change"), size
+    )
 
 
 def clinical_score(
-    reference: str, draft: str, age: float | None = None, indication: str = "", weights: Weights = WEIGHTS
-) -> float:
-    """Score a draft from 0 to 1 by its abnormal findings; two texts without any agree."""
-    (true, true_words), (drafted, draft_words) = abnormal(reference), abnormal(draft)
-    surgical = not set(listed(_table()["surgery"].replace("|", ","))).isdisjoint(indication.lower().split())
+    reference: str,
+    draft: str,
+    age: float | None = None,
+    indication: str = "",
+    weights: Weights = WEIGHTS,
+    counted: AbstractSet[str] | None = None,
+) -> float | None:
+    """Score a draft from 0 to 1; texts without an abnormal finding agree. None where the rules cannot read the report.
+
+    Age, in years, and indication change how much a finding matters. Only findings that are ``counted`` count, if given.
+    """
+    if not readable(reference):
+        return None
+    true, drafted = (
+        {name: finding for name, finding in abnormal(text).items() if counted is None or name in counted}
+        for text in (reference, draft)
+    )
+    surgical = any(not _table()["surgery"].isdisjoint(words) for words in sentences(indication))
 
     def weigh(finding: ClinicalFinding) -> float:
         entry = _table()["findings"][finding.name]
@@ -157,19 +179,16 @@ def clinical_score(
         level += bool(entry.get("child") and age is not None and age < 18) - bool(entry.get("surgery") and surgical)
         return weights.classes[min(max(level, 0), 3)] * (1.0 if finding.certain else weights.doubted)
 
-    right = missed = invented = 0.0
+    right = weights.agreement
+    wrong = 0.0
     for finding in true.values():
         credit = _credit(finding, drafted, weights)
         right += weigh(finding) * credit
-        missed += weigh(finding) * (1 - credit)
+        wrong += weigh(finding) * (1 - credit)
     for finding in drafted.values():
         if finding.name not in true:
-            invented += weigh(finding) * (1 - _credit(finding, true, weights))
-    right += weights.agreement
-    value = right / (right + missed + weights.invented * invented)
-    both = len(true_words) + len(draft_words)
-    common = 2 * len(true_words & draft_words) / both if both else 1.0
-    return (1 - weights.wording) * value + weights.wording * common
+            wrong += weights.invented * weigh(finding) * (1 - _credit(finding, true, weights))
+    return right / (right + wrong)
 
 
 def _credit(finding: ClinicalFinding, others: Mapping[str, ClinicalFinding], weights: Weights) -> float:

@@ -12,6 +12,7 @@ from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.plugins import announced, load
 from fedtar_flare.data.minimum_cell import enough, round_loss, round_share, winsorised_mean
 from fedtar_flare.metrics.agreement import AVERAGES, METRICS, Average, Metric, finding_f1
+from fedtar_flare.metrics.clinical import abnormal, clinical_score
 from fedtar_flare.metrics.grades import Grade, Part, marks
 from fedtar_flare.metrics.language import identical_share, length_ratio, mismatched_share
 from fedtar_flare.metrics.reports import Reports, contradicted
@@ -26,6 +27,15 @@ CHANGE, GRADES = "Degree and change between visits", "Findings against the refer
 def change_f1(reports: Reports) -> float | None:
     """Micro F1 of the changes."""
     return finding_f1(*reports.counted(reports.changes, reports.draft_changes))["finding_f1"]
+
+
+def clinical(reports: Reports) -> float | None:
+    """Mean clinical score, by the findings that references of a minimum cell of patients state."""
+    named = [frozenset(abnormal(reference)) for reference in reports.references]
+    counted = None if reports.min_cell == 1 else reports.common(named)
+    values = map(partial(clinical_score, counted=counted), reports.references, reports.drafts)
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 def presence_f1(reports: Reports) -> float | None:
@@ -107,6 +117,7 @@ def _efficacy(name: str, labeler: str, average: Average, metric: Metric, uncerta
 OWN = {
     score.name: score
     for score in (
+        Score("clinical_score", "clinical score", clinical, pair=clinical_score, curve=True, group=GRADES),
         _graded("degree"),
         _graded("change"),
         replace(_graded("change"), name="change_coverage", label="change claimed", function=claimed),

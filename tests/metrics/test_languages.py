@@ -23,8 +23,8 @@ OTHERS = [
     *TOKENS,
 ]  # fmt: skip
 ENGLISH = ["Clear.", "Cardiomegaly.", "Small effusion (胸水).", "No pneumothorax is seen on the left.", "---", ""]
-RULED = {"presence_f1", "side_accuracy", "degree_accuracy", "change_accuracy", "change_coverage", "contradictions",
-         "finding_change_micro_f1", "chexpert_rules_f1"}  # fmt: skip
+RULED = {"clinical_score", "presence_f1", "side_accuracy", "degree_accuracy", "change_accuracy", "change_coverage",
+         "contradictions", "finding_change_micro_f1", "chexpert_rules_f1"}  # fmt: skip
 RULED |= {f"chexbert_uncertain_negative_{average}_f1" for average in ("micro", "macro", "example")}
 
 
