@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
     from fedtar_flare.runtime.recipe import MethodRecipe
     from fedtar_flare.runtime.simulation import simulate
+    from fedtar_flare.site.release import verify_release
 
 __all__ = [
     "ConfigError",
@@ -29,6 +30,7 @@ __all__ = [
     "load_base_model",
     "run_job",
     "simulate",
+    "verify_release",
 ]
 
 _MODULES = {
@@ -38,6 +40,7 @@ _MODULES = {
     "MethodRecipe": "runtime.recipe",
     "run_job": "cli.job_script",
     "simulate": "runtime.simulation",
+    "verify_release": "site.release",
 }
 """Where each public name is defined."""
 

@@ -28,6 +28,8 @@ from fedtar_flare.site.site_file import SiteConfig
 from fedtar_flare.site.state import RUN, SiteState
 from fedtar_flare.version import __version__
 
+__all__ = ["verify_release"]
+
 MANIFEST = "release.json"
 _UTC = "%Y-%m-%dT%H:%M:%SZ"
 
@@ -113,8 +115,22 @@ def release(run: Run, project: Project, kit: Path) -> Path:
     return manifest
 
 
-def verify_release(adapter: Path, root: Path) -> None:
-    """Verify that every site voted for an adapter as it lies in its folder; FedTARError where anything differs."""
+def verify_release(adapter: Path | str, root: Path | str) -> None:
+    """Verify that every site of a study voted for an adapter as it lies in its folder.
+
+    Parameters
+    ----------
+    adapter : Path or str
+        The ``adapter`` folder, with the ``release.json`` that ``fedtar release`` wrote.
+    root : Path or str
+        Root certificate of the federation, ``rootCA.pem`` of a kit.
+
+    Raises
+    ------
+    FedTARError
+        It was not released, a byte was changed, or a vote is missing, says no or is of another adapter.
+    """
+    adapter, root = Path(adapter), Path(root)
     if not (manifest := adapter / MANIFEST).is_file():
         raise FedTARError(f"{adapter} has no {MANIFEST}: it was not released")
     content, (name, *roles) = verify(read_bytes(manifest), root, str(manifest))
