@@ -92,8 +92,7 @@ def reference(local, weighting, rounds=3):
     return w
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedprox"])
-@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+@pytest.mark.parametrize(("method", "weighting"), [("fedavg", "samples"), ("fedprox", "uniform")])
 def test_a_run_equals_an_independent_reference(tmp_path, method, weighting):
     local = unlike() | {"site-b": Spoilt("site-b", boast, TRAIN, [pair(4), pair(4)], 5)}
     controller, checkpoint, events = recorded(method, tmp_path, local, weighting=weighting)
