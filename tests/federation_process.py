@@ -54,7 +54,7 @@ def recipe(
     name: str = "tiny", rounds: int = 1, method: type[MethodRecipe] = FedTARRecipe, **changes: Any
 ) -> MethodRecipe:
     """A job of seconds: tiny model, two steps of two local updates, twelve synthetic patients a site."""
-    settings: dict[str, Any] = {"preset": "tiny", "num_rounds": rounds, "time_steps": 2}
+    settings: dict[str, Any] = {"preset": "tiny", "num_rounds": rounds, "time_steps": 2, "min_sites": 1}
     settings |= {"training": {"local_steps": 2, "batch_size": 4}, "data": {"synthetic_patients": 12}}
     return method(name=name, **(settings | changes))
 

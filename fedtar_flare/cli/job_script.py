@@ -50,11 +50,14 @@ def _run(recipe: MethodRecipe, arguments: argparse.Namespace) -> None:
         return
     from nvflare.recipe.prod_env import ProdEnv
 
-    from fedtar_flare.provision.status import CONNECT_SECONDS, admin_of
+    from fedtar_flare.provision.status import CONNECT_SECONDS, admin_of, open_session
 
     if (kit := arguments.kit) is None:
         raise ConfigError("--env prod needs the startup kit of somebody who may submit jobs: --kit FOLDER")
     user = admin_of(kit)
+    with open_session(kit) as session:
+        connected = sorted(client.name for client in session.get_system_info().client_info)
+    print(f"connected: {', '.join(connected) or 'no hospital'} (one that connects after the job's start is not in it)")
     try:
         run = recipe.execute(ProdEnv(str(kit.resolve()), login_timeout=CONNECT_SECONDS, username=user))
     except FedTARError:

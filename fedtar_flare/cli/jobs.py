@@ -350,7 +350,7 @@ def _add_job_options(command: argparse.ArgumentParser) -> None:
     job.add_argument("--preset", help=f"the whole setting: {PRESETS}")
     job.add_argument("--local-steps", type=int, help="optimiser updates per site and time step")
     job.add_argument("--patients", type=int, help="patients of a synthetic site (default: the preset's; small: 96)")
-    job.add_argument("--min-sites", type=int, help="fewer sites taking part stop the job (default 1)")
+    job.add_argument("--min-sites", type=int, help="fewer sites taking part stop the job (default 1; at hospitals 2)")
     job.add_argument("--seed", type=int, help="random seed (default 0)")
     any_setting = f"any setting of {', '.join(GROUPS)} or the method's own groups, such as training.lr=5e-4; repeatable"
     add_repeated(job, "--set", "GROUP.NAME=VALUE", any_setting)

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from fedtar_flare.core.errors import ConfigError, FedTARError
 from fedtar_flare.core.files import read_json, write_json
-from fedtar_flare.provision.status import FINISHED, open_session
+from fedtar_flare.provision.status import FINISHED, open_session, wait_for_sites
+from fedtar_flare.record.events import Joined, Start
+from fedtar_flare.record.log import ROUNDS_FILE, of_kind, read_events
 from fedtar_flare.site.approval import SIGNATURES, mappings, only
 
 if TYPE_CHECKING:
@@ -63,12 +65,25 @@ def resume(
         remake = {} if before is None else remake_of(source.parents[1], before)
         if not submit:
             return remake
+        if job_folder is None:
+            workspace = source.parents[1] / "workspace"  # there is none where the server itself was killed
+            whole = any(workspace.rglob("checkpoint/round-*.safetensors")) or not workspace.is_dir()
+            if not whole and remake.get("before") != 0:
+                raise FedTARError(f"job {job_id} ended before its first round was whole: submit it anew")
+            wait_for_sites(session, members(workspace), min_sites)
         job = Path(folder) / "job" / source.name
         shutil.copytree(source, job, ignore=shutil.ignore_patterns(*SIGNATURES))
         if period:
             add_period(job, rounds or 1, begins or _day_after(meta), learn)
         resumed_job(job, job_id, None if period else rounds, min_sites, remake.get("before"))
         return remake | {"job_id": str(session.submit_job(str(job)))}
+
+
+def members(workspace: Path) -> list[str]:
+    """Sites that took part in a job, by the record in its downloaded workspace; none where it has no record."""
+    events = [event for file in workspace.rglob(ROUNDS_FILE) for event in read_events(file.parent)]
+    joined = {site for event in of_kind(events, Joined) for site in event.sites}
+    return sorted(joined.union(*(event.sites for event in of_kind(events, Start))))
 
 
 def remake_of(results: Path, before: int) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,10 @@ from fedtar_flare.record.log import STATS_GROUP
 
 FINISHED = ("FINISHED", "FAILED")
 """How the status of an ended job begins."""
-CONNECT_SECONDS = 20.0
-"""How long to wait for the server's answer to a login."""
+REASON = "fedtar_reason"
+"""Where a job's meta data at the server has why its run ended as it did."""
+CONNECT_SECONDS, WAIT_SECONDS = 20.0, 120.0
+"""How long to wait for the server's answer to a login, and for sites before a job is submitted."""
 
 
 @contextlib.contextmanager
@@ -53,7 +55,29 @@ def list_jobs(kit: Path, limit: int = 10, job_id: str | None = None) -> list[dic
     with open_session(kit) as session:
         newest = None if job_id else session.list_jobs(detailed=True, limit=limit, reverse=True)
         entries = [session.get_job_meta(job_id)] if job_id else newest or []
+        listed_whole = ("RUNNING", "FINISHED:COMPLETED")  # of the others the list leaves out the reason
+        entries = [e if e.get("status") in listed_whole else session.get_job_meta(e["job_id"]) for e in entries]
         return [_with_progress(session, entry) for entry in entries]
+
+
+def wait_for_sites(session: Any, sites: Sequence[str], min_sites: int | None, seconds: float = WAIT_SECONDS) -> None:
+    """Wait until these sites are connected, since a job never takes in one that connects after its start; with
+    ``min_sites``, so many of them do in the end.
+    """
+    until, before = time.monotonic() + seconds, None
+    while True:
+        connected = {client.name for client in session.get_system_info().client_info}
+        if not (missing := sorted(set(sites) - connected)):
+            return
+        if time.monotonic() >= until:
+            break
+        if missing != before:
+            print(f"not connected: {', '.join(missing)}; waiting up to {seconds:.0f} s", file=sys.stderr, flush=True)
+            before = missing
+        time.sleep(2)
+    if min_sites is None or len(sites) - len(missing) < min_sites:
+        cure = "start them, or go on without them by --min-sites"
+        raise FedTARError(f"not connected after {seconds:.0f} s: {', '.join(missing)}; {cure}. Nothing was submitted")
 
 
 def watch_job(kit: Path, job_id: str, say: Callable[[dict[str, Any]], object], seconds: float = 2.0) -> str:
@@ -62,7 +86,11 @@ def watch_job(kit: Path, job_id: str, say: Callable[[dict[str, Any]], object], s
     with open_session(kit) as session:
         while True:
             now = _with_progress(session, session.get_job_meta(job_id))
-            key = (now["status"], {k: v for k, v in (now.get("progress") or {}).items() if k != "seconds"})
+            key = (
+                now["status"],
+                now["reason"],
+                {k: v for k, v in (now.get("progress") or {}).items() if k != "seconds"},
+            )
             if key != before:
                 say(now)
                 before = key
@@ -75,7 +103,8 @@ def job_line(job: Mapping[str, Any]) -> str:
     """Describe a job for the terminal. Unprintable characters of the submitter's names are replaced."""
     progress = job.get("progress") or {}
     text = plain(f"{job['id']}  {job['status']:<22} {job['name']}")
-    text = "\n  ".join([text, *(f"ALARM {plain(alarm)}" for alarm in progress.get("alarms") or ())])
+    notes = [f"reason: {job['reason']}"] if job.get("reason") else []
+    text = "\n  ".join([text, *map(plain, notes + [f"ALARM {alarm}" for alarm in progress.get("alarms") or ()])])
     if not progress.get("task"):
         return text
     sites = ", ".join(f"{site} {word}" for site, word in progress["sites"].items())
@@ -98,10 +127,19 @@ def _with_progress(session: Any, meta: Mapping[str, Any]) -> dict[str, Any]:
         "submitted": meta.get("submit_time_iso") or meta.get("submit_time"),
         "submitter": meta.get("submitter_name"),
         "duration": meta.get("duration"),
+        "reason": _reason(meta),
     }
     if entry["status"] == "RUNNING":
         entry["progress"] = _progress(session, str(entry["id"]))
     return entry
+
+
+def _reason(meta: Mapping[str, Any]) -> str:
+    """Why a job waits, or ended as it did; empty where nothing is to be said."""
+    if meta.get("status") == "SUBMITTED":
+        return str((meta.get("schedule_history") or [""])[-1])
+    detail = meta.get("job_deploy_detail") or [] if meta.get("status") == "FINISHED:FAILED_TO_RUN" else []
+    return str(meta.get(REASON) or "; ".join(str(each) for each in detail if not str(each).endswith(": OK")))
 
 
 def _progress(session: Any, job_id: str) -> dict[str, Any] | None:

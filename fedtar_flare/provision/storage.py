@@ -7,6 +7,7 @@ The server changes into its kit before it builds these components.
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,13 @@ from nvflare.app_common.storages.filesystem_storage import FilesystemStorage
 from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 from nvflare.private.fed.utils.fed_utils import extract_participants
 
-from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError, FedTARError
 from fedtar_flare.core.files import read_bytes
 from fedtar_flare.provision.site_requests import unfit_app
+from fedtar_flare.provision.status import REASON
 from fedtar_flare.provision.wire import guard_cells
+from fedtar_flare.record.events import End
+from fedtar_flare.record.log import of_kind, read_events
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +78,14 @@ class KitJobManager(SimpleJobDefManager):
                 "job %s was running when this server went down: it has ended ('fedtar resume' goes on with it)",
                 job.job_id,
             )
+
+    def save_workspace(self, jid: str, data: Any, fl_ctx: FLContext) -> Any:
+        """When a job has ended: put the reason of its record into the job's meta data, for which admins may ask."""
+        for folder in data if isinstance(data, list) else ():
+            with suppress(FedTARError, OSError):  # a job that never began has no record
+                for end in of_kind(read_events(Path(folder) / "fedtar"), End):
+                    self.update_meta(jid, {REASON: end.reason}, fl_ctx)
+        return super().save_workspace(jid, data, fl_ctx)
 
     def _refusal(self, meta: Mapping[str, Any], connected: Sequence[str]) -> str:
         if meta.get(JobMetaKey.JOB_ID.value):

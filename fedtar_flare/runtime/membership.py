@@ -5,11 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from fedtar_flare.core.errors import ExchangeError, FedTARError
-from fedtar_flare.core.files import coarse_checksums, coarsely_equal
+from nvflare.apis.job_def import ALL_SITES, SERVER_SITE_NAME
+from nvflare.private.fed.utils.fed_utils import extract_participants
+
+from fedtar_flare.core.errors import ConfigError, ExchangeError, FedTARError
+from fedtar_flare.core.files import coarse_checksums, coarsely_equal, read_json
 from fedtar_flare.core.text import columns, plain
 from fedtar_flare.protocol.contract import HANDSHAKE
 from fedtar_flare.protocol.exchange import MASTER_DTYPE, ExchangeSchema, Tensors, check_tensors
@@ -57,6 +62,7 @@ class Membership:
         answers.
         """
         config, live = self.run.config, self.run.exchange.live_sites()
+        self._name_absent(live)
         source = config.initial_site or (live[0] if live else "")
         if weights is None and source not in live:
             raise FedTARError(f"initial_site '{source}' is not connected; connected: {', '.join(live) or 'none'}")
@@ -73,6 +79,17 @@ class Membership:
         self.schema.check(weights)
         self._add(answers)
         return weights, answers
+
+    def _name_absent(self, live: list[str]) -> None:
+        """Raise the alarm on hospitals that the job is for and that are not in it: FLARE deploys to none afterwards."""
+        run_dir = Path(self.run.get_run_dir())
+        if not (run_dir / "meta.json").is_file():  # a simulation
+            return
+        expected = deployed_to(run_dir) or project_sites(run_dir.parent)
+        if absent := sorted({*expected, *self.resumed} - set(live)):
+            job = self.run.fl_ctx.get_job_id()
+            text = f"job {job} began without {', '.join(absent)}: not connected at its start, so not in it to its end"
+            self.run.results.alarm(f"{text} (once they are: abort it and resume it)")
 
     def admit_late_sites(self, weights: Tensors, r: int) -> None:
         """Let sites that missed the handshake, or connected since, join at the start of round r."""
@@ -178,6 +195,25 @@ class Membership:
             if self.visits[site] != self._announced[site]:
                 text = f"{site} announces far more visits than the other sites: of each split at most {PLAUSIBLE} times"
                 self.run.results.alarm(f"{text} their median count")
+
+
+def project_sites(kit: Path) -> list[str]:
+    """Sites of the project as the server's kit has them from its provisioning; none for another kit."""
+    for name in ("resources.json", "resources.json.default"):
+        with suppress(ConfigError):  # missing or damaged
+            for component in read_json(kit / "local" / name).get("components", ()):
+                if sites := (component.get("args") or {}).get("sites"):
+                    return list(sites)
+    return []
+
+
+def deployed_to(run_dir: Path) -> list[str]:
+    """Sites that a job names; none where it is for all."""
+    names: set[str] = set()
+    with suppress(ConfigError):
+        for places in (read_json(run_dir / "meta.json").get("deploy_map") or {}).values():
+            names |= {place for place in extract_participants(places) if place != SERVER_SITE_NAME}
+    return [] if ALL_SITES in names else sorted(names)
 
 
 def agree(answers: Answers, min_sites: int, like: Row | None = None) -> Row:

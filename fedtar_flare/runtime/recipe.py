@@ -28,6 +28,8 @@ from fedtar_flare.site.guard import OutboundGuard
 
 __all__ = ["MethodRecipe"]
 
+FEWEST_HOSPITALS = 2
+"""``min_sites`` of a job for hospitals that names none: an aggregate of one hospital is its update."""
 SIMULATOR_REQUEST_INTERVAL, PRODUCTION_REQUEST_INTERVAL = 0.05, 2.0
 """Seconds between a site's requests for a task, which are traffic between hospitals, where a step takes minutes."""
 
@@ -77,8 +79,8 @@ class MethodRecipe(Recipe):
         Set of settings, which the other arguments replace one by one.
     num_rounds, time_steps : int, optional
         R and T; None: the preset's, else the method's, else 3.
-    min_sites : int
-        The job stops when fewer sites take part in a task.
+    min_sites : int, optional
+        The job waits to start, and stops, with fewer sites; None: 1 in a simulation, 2 at hospitals.
     seed : int
     torch_threads : int
         Threads of one task at a site.
@@ -112,7 +114,7 @@ class MethodRecipe(Recipe):
         preset: str = "small",
         num_rounds: int | None = None,
         time_steps: int | None = None,
-        min_sites: int = 1,
+        min_sites: int | None = None,
         seed: int = 0,
         torch_threads: int = 1,
         mlflow: str = "",
@@ -139,11 +141,11 @@ class MethodRecipe(Recipe):
         common: dict[str, Any] = {
             "num_rounds": preset_values["num_rounds"] if num_rounds is None else num_rounds,
             "time_steps": preset_values["time_steps"] if time_steps is None else time_steps,
-            "min_sites": min_sites,
+            "min_sites": 1 if min_sites is None else min_sites,
             "seed": seed,
         }
-        self._arguments = {"name": name, "preset": preset, **common, "torch_threads": torch_threads, "mlflow": mlflow}
-        self._arguments |= {"server": server, **groups}
+        self._arguments = {"name": name, "preset": preset, **common, "min_sites": min_sites}
+        self._arguments |= {"torch_threads": torch_threads, "mlflow": mlflow, "server": server, **groups}
 
         # 2. The controller takes the server's settings, and the groups of the method's own.
         if repeated := sorted(common.keys() & at_server.keys()):
@@ -164,7 +166,10 @@ class MethodRecipe(Recipe):
         check_form(site_settings.lora.mean, self.controller.config.aggregation)
 
         # 4. The job, with the guard at every site.
-        job, tasks = _Job(self.contract, name=name or method, min_clients=min_sites), list(self.contract.task_names)
+        job, tasks = (
+            _Job(self.contract, name=name or method, min_clients=common["min_sites"]),
+            list(self.contract.task_names),
+        )
         job.set_app_packages(["fedtar_flare"])  # the sites have the package installed; its code is not put in the job
         job.to_server(self.controller)
         job.to_clients(self.executor, tasks=tasks)
@@ -208,6 +213,9 @@ class MethodRecipe(Recipe):
         """Set how often sites ask for tasks; ConfigError for a method that no federation may run."""
         if self.definition.simulation_only and not simulator:
             raise ConfigError(f"method '{self.contract.method}' runs in a simulation only: it has no job for hospitals")
+        if self._arguments["min_sites"] is None:
+            fewest = 1 if simulator else FEWEST_HOSPITALS
+            self._job.job.min_clients = self.controller.min_sites = fewest
         seconds = SIMULATOR_REQUEST_INTERVAL if simulator else PRODUCTION_REQUEST_INTERVAL
         self.add_server_config({"server": {"task_request_interval": seconds}})
 

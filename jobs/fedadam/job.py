@@ -7,7 +7,6 @@ recipe = MethodRecipe(
     preset="small",
     num_rounds=3,
     time_steps=3,
-    min_sites=1,
     seed=0,
     torch_threads=1,
 )
