@@ -166,6 +166,22 @@ def test_a_job_that_ended_before_its_first_round_says_so_when_it_is_resumed(fede
     run_of(federation, identity)
     federation.kill(federation.job_process("localhost", identity))
     federation.finished(identity)
-    resumed = resume(federation, identity)
-    assert federation.finished(resumed) != "FINISHED:COMPLETED"
-    assert "no checkpoint of job" in (federation.folder / "localhost.out").read_text(errors="replace")
+    code, out, err = fedtar("resume", identity, "--kit", federation.kits / LEAD)
+    assert (code, out) == (1, "") and "before its first round" in err and "Traceback" not in err
+
+
+def test_a_hospital_that_was_not_connected_is_named_from_the_start(federation, job):
+    federation.kill_site("hospital-b")
+    try:
+        identity = federation.submit(job("absent"))
+
+        def named() -> bool:
+            (entry,) = json.loads(fedtar("status", identity, "--kit", federation.kits / LEAD, "--json")[1])
+            alarms = (entry.get("progress") or {}).get("alarms", ())
+            return any(identity in alarm and "hospital-b" in alarm for alarm in alarms)
+
+        wait_for(f"the absent hospital is named\n{federation.tail(identity)}", named)
+    finally:
+        federation.start("hospital-b")
+    federation.session(LEAD).abort_job(identity)
+    federation.finished(identity)

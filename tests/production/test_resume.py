@@ -3,6 +3,7 @@
 import json
 import shutil
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -12,11 +13,11 @@ from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 
-from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError, FedTARError
 from fedtar_flare.methods.fedtar.controller import TemporalResidualController
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.provision.resume import _day_after, add_period, continued_recipe, resumed_job
-from fedtar_flare.provision.status import job_line
+from fedtar_flare.provision.status import REASON, _with_progress, job_line, wait_for_sites
 from fedtar_flare.runtime.checkpoint import CheckpointFolder
 from fedtar_flare.testing import FunctionFederation, QuadraticSite, same_bits
 from fedtar_flare.testing import last_checkpoint as last
@@ -128,6 +129,28 @@ def test_the_resuming_job_is_the_same_job_but_for_what_it_starts_from(tmp_path):
     (workflow,) = json.loads((job / "app" / "config" / "config_fed_server.json").read_text())["workflows"]
     assert workflow["args"] == {"method": "fedtar", "num_rounds": 6, "resume_from": "job-1", "min_sites": 2}
     assert TemporalResidualController(**workflow["args"]).resume_from == "job-1"
+
+
+def test_a_resume_waits_for_the_run_s_sites_and_names_those_that_do_not_come():
+    clients = [SimpleNamespace(name=name) for name in ("a", "x")]
+    session = SimpleNamespace(get_system_info=lambda: SimpleNamespace(client_info=clients))
+    for sites, min_sites in ((["a"], None), (["a", "b"], 1), ([], None)):
+        wait_for_sites(session, sites, min_sites, seconds=0)
+    for sites, min_sites in ((["a", "b"], None), (["a", "b"], 2), (["b"], 1)):
+        with pytest.raises(FedTARError, match=r": b; .*--min-sites"):
+            wait_for_sites(session, sites, min_sites, seconds=0)
+
+
+def test_why_a_job_waits_or_failed_is_in_its_line():
+    metas = {
+        "too few": {"status": "SUBMITTED", "schedule_history": ["first", "too few"]},
+        "declined": {"status": "FINISHED:EXECUTION_EXCEPTION", REASON: "declined"},
+        "hospital-a: no": {"status": "FINISHED:FAILED_TO_RUN", "job_deploy_detail": ["server: OK", "hospital-a: no"]},
+        "": {"status": "FINISHED:COMPLETED", "job_deploy_detail": ["server: OK"]},
+    }
+    for reason, meta in metas.items():
+        entry = _with_progress(None, {"job_id": "1", "name": "job", **meta})
+        assert entry["reason"] == reason and reason in job_line(entry)
 
 
 def test_fewer_rounds_and_foreign_jobs_and_kits_are_refused(tmp_path):

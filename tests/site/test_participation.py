@@ -2,11 +2,12 @@
 
 import pytest
 from command import failing, passing
-from flare_context import context, read, shareable
+from flare_context import context, read, shareable, task_header
 from nvflare.apis.signal import Signal
 from nvflare.app_common.abstract.fl_model import ParamsType
 
 from fedtar_flare.core.errors import FedTARError
+from fedtar_flare.protocol.messages import ERROR, LEFT
 from fedtar_flare.record.events import Start, Step
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.runtime.site_executor import SiteExecutor
@@ -59,6 +60,15 @@ def test_a_veto_counts_from_the_running_task_on_and_the_job_goes_on(tmp_path, st
     for step in later:
         assert sorted(step.sites) == ["site-b", "site-c"] and word in getattr(step, kind)["site-a"]
     assert vetoing.done[-1] == ("train", 1, 2)
+
+
+def test_after_leaving_a_task_is_answered_with_that_and_nothing_else(tmp_path):
+    decide(state_of(tmp_path), Participation.LEFT)
+    left = Behind(site("a"), tmp_path)
+    for task in ("handshake", "train"):
+        reply, tensors = left(task, task_header(), pair(1))
+        assert (reply.status, reply.reason, set(reply.numbers), reply.payload) == (ERROR, LEFT, {"seconds"}, {})
+        assert not tensors and not left.done
 
 
 def test_a_site_that_joins_again_is_asked_again_in_the_same_run(tmp_path):
