@@ -66,7 +66,7 @@ def test_after_leaving_a_task_is_answered_with_that_and_nothing_else(tmp_path):
     decide(state_of(tmp_path), Participation.LEFT)
     left = Behind(site("a"), tmp_path)
     for task in ("handshake", "train"):
-        reply, tensors = left(task, task_header(), pair(1))
+        reply, tensors = left(task, task_header(), {})
         assert (reply.status, reply.reason, set(reply.numbers), reply.payload) == (ERROR, LEFT, {"seconds"}, {})
         assert not tensors and not left.done
 
