@@ -64,7 +64,7 @@ def test_only_the_registries_import_by_name(nodes):
 
 
 def test_a_text_that_names_a_module_names_one_of_its_own_room(nodes):
-    """Classes of a contract, tasks of a worker: nothing is reached from below by a text, but through the registry."""
+    """Classes of a contract, tasks of a worker: nothing is reached from below by a text."""
     foreign, modules = set(), set(nodes) - {PACKAGE}
     for module, inside in nodes.items():
         for node in inside:
@@ -72,7 +72,7 @@ def test_a_text_that_names_a_module_names_one_of_its_own_room(nodes):
                 name = node.value.replace(":", ".")
                 if any(room(one) != room(module) for one in {name, name.rpartition(".")[0]} & modules):
                     foreign.add(module)
-    assert foreign == {"fedtar_flare.registry", "fedtar_flare.site.policy"}
+    assert foreign == {"fedtar_flare.site.policy"}
 
 
 def test_no_room_is_too_large():

@@ -20,7 +20,7 @@ import yaml
 
 from fedtar_flare.core.plugins import load
 from fedtar_flare.data.cohort import Modality
-from fedtar_flare.metrics.score import Labeler
+from fedtar_flare.metrics.labels import Labeler
 from fedtar_flare.metrics.sentences import Match, Phrasebook, listed, phrases, sentences
 
 

@@ -22,8 +22,8 @@ from fedtar_flare.metrics.agreement import (
 )
 from fedtar_flare.metrics.grades import Grade, claims, grade, statements
 from fedtar_flare.metrics.labeler import NEURAL, RuleLabeler, RuleLabels, classes_of, rule_labeler
+from fedtar_flare.metrics.labels import Labeler, Pair
 from fedtar_flare.metrics.language import language_scores
-from fedtar_flare.metrics.score import Labeler, Pair
 from fedtar_flare.metrics.sentences import as_read, readable
 
 

@@ -1,6 +1,6 @@
-"""What a score of drafts is, and a labeler of reports: one object each, also of another package.
+"""What a score of drafts is: one object, also of another package.
 
-A package announces them by entry points of their names::
+A package announces its scores and labelers by entry points of their names::
 
     [project.entry-points."fedtar_flare.scores"]
     devices_named = "devices:SCORE"
@@ -13,21 +13,19 @@ Installing a package lets nothing leave a hospital: a site file lists the ``scor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from fedtar_flare.data.minimum_cell import round_share
+from fedtar_flare.metrics.labels import Pair
 
 if TYPE_CHECKING:
     from fedtar_flare.metrics.reports import Reports
 
-__all__ = ["Labeler", "Score"]
-
-Pair = Callable[[str, str], float | None]
-"""From reference and draft to a value; None where it is undefined."""
+__all__ = ["Score"]
 
 
 @dataclass(frozen=True)
@@ -95,33 +93,3 @@ def raw_value(score: Score, reports: Reports) -> float | None:
 def _defined(pair: Pair, reports: Reports) -> set[str]:
     pairs = zip(reports.patients, reports.values(pair), strict=True)
     return {patient for patient, value in pairs if value is not None}
-
-
-@dataclass(frozen=True)
-class Labeler:
-    """Labels reports by classes of its own.
-
-    Attributes
-    ----------
-    name, classes : under which it is announced, and what it tells apart
-    labels : from a text to its classes' labels: ``positive``, ``negative`` or ``uncertain``; one left out is blank
-    """
-
-    name: str
-    classes: tuple[str, ...]
-    labels: Callable[[str], Mapping[str, str]]
-
-    def code(self, text: str) -> str:
-        """Write the labels of a text as one word.
-
-        Parameters
-        ----------
-        text : str
-
-        Returns
-        -------
-        str
-            Of each class in its order the label's first letter.
-        """
-        labels = self.labels(text)
-        return "".join(labels.get(name, "blank")[0] for name in self.classes)

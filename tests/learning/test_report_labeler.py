@@ -95,7 +95,7 @@ REFUSED = {
         r"linear_heads\.3\.bias",
     ),
     "not finite": (lambda file: changed(file, lambda s: s["module.linear_heads.3.bias"].fill_(np.nan)), "not finite"),
-    "missing": (lambda file: file.unlink(), "cannot be read"),
+    "missing": (lambda file: file.unlink(), "there is no such file"),
     "no tokenizer": (lambda file: [one.unlink() for one in file.parent.glob("[tv]*")], "no tokenizer.json"),
     "another tokenizer": (lambda file: configure(file, vocab_size=3), "10 tokens of the tokenizer"),
     "too deep": (lambda file: configure(file, num_hidden_layers=200000000), "200000000 layers"),

@@ -1,6 +1,7 @@
 """A labeler and two scores of another package: see 'A score of one's own' in docs/reference/metrics.md."""
 
-from fedtar_flare.metrics.score import Labeler, Score
+from fedtar_flare.metrics.labels import Labeler
+from fedtar_flare.metrics.score import Score
 
 
 def labels(text):
