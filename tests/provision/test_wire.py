@@ -115,6 +115,31 @@ def test_no_reply_passes_between_hospitals_or_in_the_server_s_name(here, origin,
     assert wire._dropped(asking, cell_named(SITE)) is None
 
 
+NEIGHBOURS = "relay", "relay-south", BEHIND, SITE
+NAMES = (
+    *NEIGHBOURS,
+    SITE_JOB,
+    BEHIND_JOB,
+    f"hospital-c.{JOB}",
+    f"relay.hospital-c.{JOB}",
+    f"relay-south.hospital-d.{JOB}",
+)
+
+
+@pytest.mark.parametrize("here", [SERVER, SERVER_JOB])
+def test_a_relay_or_a_site_brings_the_server_no_word_of_who_is_not_behind_it(here):
+    """Sent, forwarded, rewritten or replayed: a task fetched, an update, or an answer under another's name."""
+    for neighbour in NEIGHBOURS:
+        for name in (*NAMES, SERVER, SERVER_JOB):
+            own = name == neighbour or name.startswith(f"{neighbour}.")
+            for topic in ("get_task", "submit_update"):
+                asked = wire._refused(request(name, here, neighbour, "server_command", topic), cell_named(here))
+                assert (asked is None) == own, (neighbour, name)
+            for kind in (MessageType.REPLY, MessageType.RETURN):
+                reply = request(name, here, neighbour, "", "", **{MessageHeaderKey.MSG_TYPE: kind})
+                assert (wire._dropped(reply, cell_named(here)) is None) == own, (neighbour, name)
+
+
 @pytest.mark.parametrize("topic", [streams.STREAM_ACK_TOPIC, streams.STREAM_ERROR_TOPIC])
 @pytest.mark.parametrize(
     ("origin", "neighbour", "answered"),
