@@ -1,4 +1,5 @@
 import json
+import math
 import os
 import signal
 import subprocess
