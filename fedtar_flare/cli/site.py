@@ -35,9 +35,8 @@ DECISIONS = {  # summary, description, and what is printed
     ),
     "leave": (
         "decline every task, of this job and of later ones",
-        "The site answers every task from now on: that it has left, and the seconds that this took. What it "
-        "sent before is part of the shared model and stays there. "
-        "'fedtar site purge' deletes what is kept here.",
+        "The site answers every task from now on: that it has left, and the seconds that this took. What it sent "
+        "before is part of the shared model and stays there. 'fedtar site purge' deletes what is kept here.",
         "left: the site declines every task until 'fedtar site join'",
     ),
     "join": (

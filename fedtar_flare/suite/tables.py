@@ -136,9 +136,9 @@ def verdict(
     if arm is None:
         return f"{text}."
     gap, p = less[arm]
-    tested = p is not None and math.isfinite(p)
-    beyond = p < 0.05 if p is not None and tested else not gap.low <= 0 <= gap.high
+    p = p if p is not None and math.isfinite(p) else None
+    beyond = not gap.low <= 0 <= gap.high and (p is None or p < 0.05)  # the interval and the p both say so
     whose = f"the difference of {labels[arm]}" if arm == order[0] else f"next is {labels[arm]}, whose difference"
-    inside = f"{shown(gap.low)} to {shown(gap.high)}{f', p {number(p)}' if tested else ''}"
+    inside = f"{shown(gap.low)} to {shown(gap.high)}{'' if p is None else f', p {number(p)}'}"
     chance = "beyond chance" if beyond else "not beyond chance"
     return f"{text}; {whose} to {labels[reference]} is {shown(gap.value)}{unit} ({inside}): {chance}."

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from made_up_results import parsed, write_results
 
-from fedtar_flare.metrics.significance import compare, holm, mean_score
+from fedtar_flare.metrics.significance import Interval, compare, holm, mean_score
 from fedtar_flare.reporting.format import score
 from fedtar_flare.reporting.plots import Series
 from fedtar_flare.suite import charts, page
@@ -106,6 +106,15 @@ def test_nobody_is_best_on_a_tie(second, best):
     assert winner(means, shown) == best
     text = verdict("BLEU-4", means, None, {}, "b", {"a": "A", "b": "B"}, shown)
     assert ("A has the best" in text) == (best is not None)
+
+
+@pytest.mark.parametrize(
+    "low, p, beyond", [(0.01, 0.01, True), (0.01, 0.2, False), (-0.01, 0.01, False), (0.01, None, True)]
+)
+def test_a_difference_is_beyond_chance_where_its_interval_and_its_p_say_so(low, p, beyond):
+    less = {"a": (Interval(0.1, low, 0.2), p)}
+    text = verdict("BLEU-4", {"a": 0.5, "b": 0.4}, None, less, "b", {"a": "A", "b": "B"}, partial(score, "bleu_4"))
+    assert text.endswith(": beyond chance.") == beyond
 
 
 def test_the_best_arm_comes_first(tmp_path):
