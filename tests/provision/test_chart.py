@@ -1,6 +1,7 @@
 """The Helm chart as helm renders it by the page's commands, against Kubernetes' own schemas; no cluster runs it."""
 
 import re
+import shlex
 import shutil
 import subprocess
 
@@ -22,7 +23,7 @@ def text(repository):
 def render(repository, text, tmp_path_factory):
     values = tmp_path_factory.mktemp("values") / "my.yaml"
     values.write_text(re.search(r"```yaml\n# my.yaml\n(.*?)```", text, re.S)[1])
-    commands = {line.split()[2]: line.split()[3:-1] for line in re.findall("^helm install .*my.yaml$", text, re.M)}
+    commands = {line.split()[2]: shlex.split(line)[3:-1] for line in re.findall("^helm install .*my.yaml$", text, re.M)}
 
     def render(name, *more, fails=""):
         """The objects by kind, or with what message helm fails."""
@@ -46,6 +47,7 @@ def test_a_pod_fits_the_schemas_and_can_do_little_beside_its_work(render, name):
     (container,), own = pod["containers"], pod["securityContext"]
     assert pod["automountServiceAccountToken"] is False and own["runAsNonRoot"] is True
     assert not {"hostNetwork", "hostPID", "hostIPC", "serviceAccountName", "initContainers"} & set(pod)
+    assert {"cpu", "memory", "ephemeral-storage"} <= container["resources"]["limits"].keys()
     assert container["securityContext"] == CONFINED and own["seccompProfile"] == {"type": "RuntimeDefault"}
     written = {one["mountPath"] for one in container["volumeMounts"] if not one.get("readOnly")}
     assert written == {"/kit", "/state", "/cache", "/tmp", "/home/fedtar", "/dev/shm"}
@@ -62,5 +64,7 @@ def test_a_hospital_goes_out_to_the_hub_alone_and_nobody_comes_in(render):
     assert policy["egress"] == [{"to": to, "ports": [{"protocol": "TCP", "port": 8002}]}]
     assert pod["spec"]["dnsPolicy"] == "None" and pod["spec"]["hostAliases"][0]["ip"] == "2001:db8::7"
     assert render("hub", "--set", "service.type=ClusterIP")["NetworkPolicy"]["spec"]["egress"] == []
+    assert render("hub")["NetworkPolicy"]["spec"]["ingress"][0]["from"] == [{"ipBlock": {"cidr": "198.51.100.7/32"}}]
+    render("hub", "--set", "service.sources=null", fails="sources")
     for change, named in (("hub.address=", "/hub/address"), ("image.tag=latest", "/image/tag"), ("x=1", "'x'")):
         render("hospital-1", "--set", change, fails=named)

@@ -21,8 +21,15 @@ def unit(tmp_path_factory, repository):
 
 
 def test_the_service_has_an_account_of_its_own_and_can_change_neither_policy_nor_certificates(unit):
-    lines = {*unit.read_text().split("[Service]")[1].splitlines()}
-    assert {"User=fedtar", "UMask=0077", "NoNewPrivileges=yes", "MemoryMax=32G", "ProtectSystem=strict"} < lines
+    lines = {*unit.read_text().split("\n[Service]\n")[1].splitlines()}
+    assert {
+        "User=fedtar",
+        "UMask=0077",
+        "NoNewPrivileges=yes",
+        "MemoryMax=32G",
+        "ProtectSystem=strict",
+        "IPAddressDeny=any",
+    } < lines
     assert {"ReadOnlyPaths=/srv/fedtar/%i/startup /srv/fedtar/%i/local", "StateDirectory=fedtar"} < lines
 
 
@@ -63,7 +70,9 @@ def test_the_hospital_s_container_can_do_little_beside_its_work(repository, dock
     (service,) = content["services"].values()
     assert service["image"] == f"fedtar:{__version__}"  # no tag that moves
     assert service["user"].split(":")[0] != "0" and service["cap_drop"] == ["ALL"] and service["read_only"] is True
-    assert service["security_opt"] == ["no-new-privileges:true"] and service["mem_limit"] and service["pids_limit"]
+    assert service["security_opt"] == ["no-new-privileges:true"] and all(
+        service[limit] for limit in ("mem_limit", "pids_limit", "cpus")
+    )
     assert not {"privileged", "network_mode", "pid", "ports", "cap_add", "env_file", "devices"} & set(service)
     probes = [next(rest for name, rest in dockerfile if name == "HEALTHCHECK").partition(" CMD ")[2]]
     probes += [json.dumps(service["healthcheck"]["test"][1:])]

@@ -103,6 +103,8 @@ def worst(kit, check):
 
 
 def test_a_healthy_kit_has_nothing_to_mend(kit):
+    assert worst(kit, "approval").status == WARN, "patients, and any job within the bounds comes"
+    add_to_site_file(kit, "policy: {approval: required}")
     findings = diagnose(kit, time_steps=2)
     assert [f for f in findings if f.status != OK and f.check != "disk space"] == []
     text = next(f.text for f in findings if f.check == "data")

@@ -159,7 +159,8 @@ def bounds(kit: Path | None, config: SiteConfig) -> list[Finding]:
             cure = "put the model there, or correct policy.models in the site file"
             findings.append(Finding(FAIL, "job bounds", f"model '{name}': {path} is not there", cure))
     if policy.approval == "none":
-        findings.append(Finding(OK, "approval", "a job within these bounds needs no approval"))
+        status, cure = (OK, "") if config.source == "synthetic" else (WARN, "set policy.approval: required")
+        findings.append(Finding(status, "approval", "a job within these bounds needs no approval", cure))
     elif kit is not None:
         try:
             text = f"required; {len(approvals(state_of(kit)))} job(s) approved ('fedtar site approve --list')"
