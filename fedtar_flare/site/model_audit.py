@@ -66,20 +66,20 @@ def verbatim(drafts: Texts, reports: Texts, trained: AbstractSet[str]) -> dict[s
     """
     kinds = ("own", "other", "unseen")
     shares: dict[str, float] = {name: 0 for kind in kinds for name in (kind, f"longest_{kind}")}
+    drafted, written = ([(patient, clean(text).split()) for patient, text in texts] for texts in (drafts, reports))
     words, seen = WORDS, True
     while seen:
         owners: dict[tuple[str, ...], str | None] = {}  # None: several patients
-        for patient, phrase in _phrases(reports, words):
+        for patient, phrase in _phrases(written, words):
             owners[phrase] = patient if owners.get(phrase, patient) == patient else None
         count, seen = Counter[str](), False
-        for patient, phrase in _phrases(drafts, words):
+        for patient, phrase in _phrases(drafted, words):
             owner, seen = owners.get(phrase), seen or phrase in owners
-            others = owner not in (None, patient)
-            count.update(all=1, own=owner == patient, other=others and owner in trained)
-            count["unseen"] += others and owner not in trained
+            found = "other" if owner in trained else "unseen"
+            count["nobody's" if owner is None else "own" if owner == patient else found] += 1
         for kind in kinds:
-            if words == WORDS and count["all"]:
-                shares[kind] = count[kind] / count["all"]
+            if words == WORDS and count:
+                shares[kind] = count[kind] / count.total()
             if count[kind]:
                 shares[f"longest_{kind}"] = words
         words += 1
@@ -256,10 +256,9 @@ def _with_rare_finding(samples: Sequence[Sample]) -> set[str]:
     return {patient for ids in having.values() if len(ids) <= most for patient in ids}
 
 
-def _phrases(texts: Texts, words: int) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _phrases(texts: Sequence[tuple[str, list[str]]], words: int) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Each phrase of so many words, with its text's patient."""
-    for patient, text in texts:
-        tokens = clean(text).split()
+    for patient, tokens in texts:
         yield from ((patient, tuple(tokens[i : i + words])) for i in range(len(tokens) - words + 1))
 
 
