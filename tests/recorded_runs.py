@@ -10,18 +10,8 @@ import random
 from pathlib import Path
 
 from fedtar_flare.methods.fedtar.events import Alphas, Outer, Residual
-from fedtar_flare.record.events import (
-    End,
-    Evaluation,
-    Exchange,
-    Scores,
-    SiteScores,
-    SiteUpdate,
-    SiteValidation,
-    Start,
-    Step,
-    Validation,
-)
+from fedtar_flare.record import events
+from fedtar_flare.record.events import Scores, SiteScores
 from fedtar_flare.record.log import RunRecord
 
 NORTH, SOUTH, EAST, WEST = "hospital-north", "hospital-south", '<b>clinic & "east"</b>', "hospital-west"
@@ -67,8 +57,8 @@ def write_run(
         logits = [value + drawn.gauss(0.12 * (t - time_steps / 2), 0.04) for t, value in enumerate(logits)]
         moved = _alphas(logits, alpha_form)
         losses = {site: 0.4 + (1.8 + 0.2 * i) * math.exp(-2.2 * progress) for i, site in enumerate(sites)}
-        validated = {site: SiteValidation(validation_loss=loss, n=9) for site, loss in losses.items()}
-        record.write(Validation(round=r, loss=sum(losses.values()) / len(losses), sites=validated))
+        validated = {site: events.SiteValidation(validation_loss=loss, n=9) for site, loss in losses.items()}
+        record.write(events.Validation(round=r, loss=sum(losses.values()) / len(losses), sites=validated))
         t_numbers = {site: [drawn.gauss(0, 1) for _ in range(time_steps)] for site in sites}
         left_out = {EAST: "it did not receive every step of this round"} if r == 2 and EAST in sites else {}
         outer = {"psi_grad_norm": 0.02 * math.exp(-progress), "alpha_before": alpha, "alpha_after": moved}
@@ -76,41 +66,32 @@ def write_run(
         alpha = moved
         _evaluate(record, r, progress, sites, time_steps, min_cell, generic, content)
     if until == "end":
-        record.write(End(time="2026-03-01T10:19:12Z", seconds=252.4, status="completed"))
+        record.write(events.End(time="2026-03-01T10:19:12Z", seconds=252.4, status="completed"))
     return folder
 
 
 def edit(folder: Path, kind: str, at: int | None = None, **values: object) -> None:
     """Set fields of all events of one kind (of one round) in a record, also such that no writer would write."""
     path = folder / "rounds.jsonl"
-    events = [json.loads(line) for line in path.read_text().splitlines()]
-    wanted = [event["event"] == kind and at in (None, event.get("round")) for event in events]
-    changed = [event | values if this else event for event, this in zip(events, wanted, strict=True)]
+    read = [json.loads(line) for line in path.read_text().splitlines()]
+    wanted = [event["event"] == kind and at in (None, event.get("round")) for event in read]
+    changed = [event | values if this else event for event, this in zip(read, wanted, strict=True)]
     path.write_text("".join(json.dumps(event) + "\n" for event in changed))
 
 
-def _start(rounds, time_steps, alpha_form, sites, min_cell, first_round) -> Start:
+def _start(rounds, time_steps, alpha_form, sites, min_cell, first_round) -> events.Start:
     counts = {}
     for i, site in enumerate(sites):
         train = [_visits(site, t, time_steps) for t in range(1, time_steps + 1)]
         counts[site] = {"train": train, "validation": [5] * time_steps, "test": _test_reports(site, i, time_steps)}
     sizes = {"tensors": 96, "parameters": 71_680, "bytes": 286_720}
-    return Start(
-        method="fedtar",
-        run_id=RUN_ID,
-        time="2026-03-01T10:15:00Z",
-        settings={"num_rounds": rounds, "time_steps": time_steps, "alpha_form": alpha_form, "min_sites": 1},
-        min_cell=min_cell,
-        model={"preset": "small", "parameters": 1_985_408, "license": "Apache-2.0"},
-        versions={"fedtar_flare": "0.1.0", "torch": "2.15.0", "python": "3.11.7"},
-        sites=sites,
-        absent={WEST: "no answer within 60 s"},
-        counts=counts,
-        exchange=Exchange(**sizes, full_parameters=1_985_408, full_bytes=7_941_632),
-        time_steps=time_steps,
-        rounds=rounds,
-        first_round=first_round,
-    )
+    exchange = events.Exchange(**sizes, full_parameters=1_985_408, full_bytes=7_941_632)
+    settings = {"num_rounds": rounds, "time_steps": time_steps, "alpha_form": alpha_form, "min_sites": 1}
+    about = {"method": "fedtar", "run_id": RUN_ID, "time": "2026-03-01T10:15:00Z", "settings": settings}
+    about |= {"model": {"preset": "small", "parameters": 1_985_408, "license": "Apache-2.0"}, "min_cell": min_cell}
+    about |= {"versions": {"fedtar_flare": "0.1.0", "torch": "2.15.0", "python": "3.11.7"}, "sites": sites}
+    about |= {"absent": {WEST: "no answer within 60 s"}, "counts": counts, "exchange": exchange}
+    return events.Start(**about, time_steps=time_steps, rounds=rounds, first_round=first_round)
 
 
 def _visits(site: str, t: int, time_steps: int) -> int:
@@ -145,43 +126,28 @@ def _step(record, drawn, r, t, alpha, sites, time_steps) -> None:
     for i, site in enumerate(answered):
         loss = 0.3 + (2.2 + 0.3 * i) * math.exp(-0.9 * distance) + 0.1 * drawn.random()
         samples = _visits(site, t, time_steps)
-        taking[site] = SiteUpdate(samples=samples, train_loss=loss, seconds=6.0 + i, bytes_up=286_720)
+        taking[site] = events.SiteUpdate(samples=samples, train_loss=loss, seconds=6.0 + i, bytes_up=286_720)
     size = {"bytes_down": 286_720 * len(sites), "bytes_up": 286_720 * len(taking), "seconds": 8.0 if taking else 0.0}
     others = {"abstained": abstained, "absent": absent, "refused": refused}
-    record.write(Step(round=r, step=t, update_norm=update, skipped=not taking, sites=taking, **others, **size))
+    record.write(events.Step(round=r, step=t, update_norm=update, skipped=not taking, sites=taking, **others, **size))
     record.write(Residual(round=r, step=t, alpha=alpha, residual_norm=alpha * update))
 
 
 def _cell(n: int, good: float, min_cell: int) -> Scores:
     if n < min_cell:
         return {"n": n}
-    return {
-        "n": n,
-        **{f"bleu_{k}": 0.08 + good * (0.9 - 0.05 * k) for k in range(1, 5)},
-        "rouge_l": 0.2 + 0.6 * good,
-        "cider": 0.4 + 7.5 * good,
-        "token_loss": 2.4 - 2.0 * good,
-        "finding_f1": 0.15 + 0.7 * good if good or n > 6 else None,
-        "finding_f1_known": 0.2 + 0.6 * good,
-        "finding_f1_new": 0.5 * good,
-        "finding_recall_new": 0.4 * good,
-    }
+    scores = {"n": n} | {f"bleu_{k}": 0.08 + good * (0.9 - 0.05 * k) for k in range(1, 5)}
+    scores |= {"rouge_l": 0.2 + 0.6 * good, "cider": 0.4 + 7.5 * good, "token_loss": 2.4 - 2.0 * good}
+    scores |= {"finding_f1": 0.15 + 0.7 * good if good or n > 6 else None, "finding_f1_known": 0.2 + 0.6 * good}
+    return scores | {"finding_f1_new": 0.5 * good, "finding_recall_new": 0.4 * good}
 
 
 def _content(good: float) -> Scores:
-    return {
-        "presence_f1": 0.6 + 0.3 * good,
-        "side_accuracy": 0.9,
-        "degree_accuracy": 0.3 + 0.3 * good,
-        "change_accuracy": 0.5 * good if good else None,
-        "change_coverage": 0.3 + 0.5 * good if good else None,
-        "ctrate_rules_f1": 0.3 + 0.5 * good,
-        "finding_change_micro_f1": 0.3 + 0.3 * good,
-        "contradictions": 0.3 - 0.2 * good,
-        "identical_share": 0.8 - 0.7 * good,
-        "mismatched_share": 0.45 - 0.4 * good,
-        "length_ratio": 0.55 + 0.4 * good,
-    }
+    scores = {"presence_f1": 0.6 + 0.3 * good, "side_accuracy": 0.9, "degree_accuracy": 0.3 + 0.3 * good}
+    scores |= {"change_accuracy": 0.5 * good if good else None, "change_coverage": 0.3 + 0.5 * good if good else None}
+    scores |= {"ctrate_rules_f1": 0.3 + 0.5 * good, "finding_change_micro_f1": 0.3 + 0.3 * good}
+    scores |= {"contradictions": 0.3 - 0.2 * good, "identical_share": 0.8 - 0.7 * good}
+    return scores | {"mismatched_share": 0.45 - 0.4 * good, "length_ratio": 0.55 + 0.4 * good}
 
 
 def _scores(personal, progress, sites, time_steps, min_cell, content) -> dict[str, SiteScores]:
@@ -203,4 +169,5 @@ def _scores(personal, progress, sites, time_steps, min_cell, content) -> dict[st
 
 def _evaluate(record, r, progress, sites, time_steps, min_cell, generic, content) -> None:
     about = (progress, sites, time_steps, min_cell, content)
-    record.write(Evaluation(round=r, sites=_scores(1.0, *about), generic=_scores(0.8, *about) if generic else {}))
+    personal, alone = _scores(1.0, *about), _scores(0.8, *about) if generic else {}
+    record.write(events.Evaluation(round=r, sites=personal, generic=alone))

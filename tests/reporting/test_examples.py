@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_dicom import chest, put, write_series
 from PIL import Image
@@ -154,6 +154,7 @@ def test_a_claim_of_change_is_shown_with_the_key_slices_of_both_visits(tmp_path,
     assert module.read_examples(tmp_path / EXAMPLES_FILE) == site
 
 
+@settings(max_examples=30)
 @given(st.text(max_size=60), st.text(max_size=60))
 def test_no_word_is_lost_and_no_text_breaks_the_page(draft, reference):
     page = examples_page(replace(SITE, examples=(Example(1, 1, 1, draft, reference), ONE)))

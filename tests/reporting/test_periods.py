@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree
@@ -66,16 +67,17 @@ def test_a_planted_change_raises_the_alarm_with_its_cause(tmp_path, change):
     assert ("Alarm" in last) is (change != "none") and SAID[change] in last
     assert len(ElementTree.fromstring(last)) and not any(one.patient_id in last for one in cohort.patients)
     assert {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {0o600}
+
+
+def test_a_change_that_lasts_is_still_named_next_time_and_neither_who_withdrew_counts_nor_what_came_later(tmp_path):
+    cohort, images, drafts = hospital("reverted", begins=T - 1)
+    *_, second, last = written(tmp_path, cohort, images, drafts)
+    assert SAID["template"] in second and SAID["template"] in last and "had until period 2" in last
     gone = cohort.patients[0].patient_id
     left = cohort.leaving_out(lambda visit: "excluded" if visit.patient_id == gone else None), images, drafts
     (fresh := tmp_path / "fresh").mkdir()
-    without = [*written(fresh, *left)][1]
-    assert next(written(tmp_path, *left, 3)) == without != second, "neither who withdrew counts, nor what came later"
-
-
-def test_a_change_that_lasts_is_still_named_in_the_next_period(tmp_path):
-    *_, second, last = written(tmp_path, *hospital("reverted", begins=T - 1))
-    assert SAID["template"] in second and SAID["template"] in last and "had until period 2" in last
+    _, without = islice(written(fresh, *left), 2)
+    assert next(written(tmp_path, *left, 3)) == without != second
 
 
 def test_a_fall_is_a_permutation_test_corrected_for_scores_and_periods(monkeypatch):

@@ -48,7 +48,7 @@ def test_of_an_unknown_method_the_shared_events_are_read_and_shown(tmp_path):
     assert 'id="scores"' in page(run) and "alpha after" not in page(run)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=10)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=5)
 @given(
     st.dictionaries(st.text(min_size=1).map(lambda name: f"x-{name}"), st.none() | st.integers() | st.text()),
     st.text(min_size=1).map(lambda name: f"x-{name}"),

@@ -1,3 +1,5 @@
+"""The verdict, the closing box and the model card of a run, and which scores of a site raise which alarm."""
+
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -7,10 +9,12 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from recorded_runs import RUN_ID, SITES, SOUTH, edit, write_run
+from tables import cases
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.record.events import End, Evaluation, SiteScores, SiteValidation, Start, Validation
+from fedtar_flare.reporting.alarms import alarms
 from fedtar_flare.reporting.control import keep_control
 from fedtar_flare.reporting.model_card import base_model, model_card, write_model_card
 from fedtar_flare.reporting.page import page
@@ -196,3 +200,26 @@ def test_names_from_outside_stay_in_their_cell_and_a_run_without_scores_has_a_ca
     card = model_card(read_run(write_run(tmp_path / "b", until="start")))
     assert "there was no validation patient to choose by" in card and "The run has no evaluation." in card
     assert "nan" not in card.lower().split()
+
+
+NATURAL = {"identical_share": 0.1, "mismatched_share": 0.1, "length_ratio": 1.0, "contradictions": 0.3}
+
+
+def site(recall=None, precision=None, references=0.1, **scores):
+    """A site's scores; recall and precision are of a finding that the warm start knows."""
+    shares = {"n": 20, "recall": recall, "named": 20, "precision": precision}
+    known = {"nodule": {name: value for name, value in shares.items() if value is not None}}
+    of_references = {"identical_share": references, "contradictions": 0.25}
+    return SiteScores(all=NATURAL | scores, references=of_references, findings={"known": known})
+
+
+@pytest.mark.parametrize(("now", "start", "raised"), cases(__file__, "alarms.yaml"))
+def test_what_raises_which_alarm(now, start, raised):
+    of_site = alarms(site(**now), site(**start) if start else None)
+    assert {name for name, alarm in of_site.items() if alarm.raised} == {*raised}
+
+
+def test_without_its_numbers_an_alarm_is_left_out():
+    unknown = SiteScores(all={"mismatched_share": None, "identical_share": 1.0})
+    assert alarms(None, site()) == alarms(unknown, site()) == {}
+    assert not {"finding_recall", "invented_findings"} & {*alarms(site(recall=0.5, precision=0.5), SiteScores())}

@@ -1,12 +1,11 @@
 """Numbers that stand beside the first command's result are those of the suite's runs, and of no other job."""
 
-import json
-
 import pytest
 import yaml
 from recorded_runs import write_run
 
 from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.files import write_json
 from fedtar_flare.reporting import control
 from fedtar_flare.reporting.run import read_run
 from fedtar_flare.reporting.verdict import UNKNOWN, closing_box
@@ -29,21 +28,10 @@ def suite_of(tmp_path):
         file.write_text(yaml.safe_dump(suite))
         planned = [run for run in experiments(read_suite(file)) if run.name == "alone"]
         for run, values in zip(planned, done, strict=False):
-            scores = {
-                site: {"all": {"n": 40, "degree_accuracy": value}} for site, value in zip(SITES, values, strict=True)
-            }
-            event = {"round": 3, "sites": scores, "generic": {}}
-            result = {
-                "scored_round": 3,
-                "evaluations": [event],
-                "counts": counts,
-                "shares": False,
-                "label": "alone",
-                "seed": run.seed,
-            }
-            path = result_file(tmp_path / "out", run)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(result))
+            scores = [{"all": {"n": 40, "degree_accuracy": value}} for value in values]
+            event = {"round": 3, "sites": dict(zip(SITES, scores, strict=True)), "generic": {}}
+            result = {"scored_round": 3, "evaluations": [event], "counts": counts, "shares": False}
+            write_json(result_file(tmp_path / "out", run), result | {"label": "alone", "seed": run.seed})
         return str(file)
 
     return make
