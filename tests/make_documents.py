@@ -5,9 +5,14 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterable
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
+
+from make_dicom import put
+from pydicom.dataset import Dataset, FileMetaDataset
+from pydicom.uid import ExplicitVRLittleEndian, generate_uid
 
 TEXT = "Größere Ergüsse bds.\n- Neu: Knoten 3 mm."
 Resource = dict[str, Any]
@@ -65,14 +70,51 @@ def oru(
     return f"{head}PID|1||{patient}^^^urn:mrn^MR\r{order}{uid}{''.join(texts)}"
 
 
-def sr(patient: str = "P1", number: str = "A1", text: str = TEXT, study: str = "1.2.1", complete: bool = True) -> bytes:
-    """A Basic Text SR; each line of the text is an item."""
-    from make_sr import item
-    from make_sr import sr as made
+def of(**values):
+    put(**values)(ds := Dataset())
+    return ds
 
+
+def code(meaning, value="1", scheme="L"):
+    return [of(CodeValue=value, CodingSchemeDesignator=scheme, CodeMeaning=meaning)]
+
+
+def item(kind, name="", value="", *items, relation="CONTAINS", number="1", scheme="L"):
+    ds = of(ValueType=kind, RelationshipType=relation, ContentSequence=list(items))
+    if name:
+        ds.ConceptNameCodeSequence = code(name, number, scheme)
+    keyword = {"TEXT": "TextValue", "PNAME": "PersonName", "DATE": "Date", "UIDREF": "UID"}.get(kind)
+    if keyword:
+        setattr(ds, keyword, value)
+    elif kind == "CODE":
+        ds.ConceptCodeSequence = code(*([value] if isinstance(value, str) else value))
+    elif kind == "NUM":
+        unit = code("millimeter", "mm", "UCUM")
+        ds.MeasuredValueSequence = [of(NumericValue=value, MeasurementUnitsCodeSequence=unit)] if value else []
+    return ds
+
+
+def sr(*items, title=("Befund", "18748-4", "LN"), flags="COMPLETE VERIFIED FINAL", **changes):
+    ds = of(ValueType="CONTAINER", ContentSequence=list(items or [item("TEXT", "Lung", "Klar.")]))
+    ds.ConceptNameCodeSequence, ds.file_meta = code(*title), FileMetaDataset()
+    ds.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    ds.CompletionFlag, ds.VerificationFlag, ds.PreliminaryFlag = flags.split()
+    values = {"SOPClassUID": "1.2.840.10008.5.1.4.1.1.88.11", "SOPInstanceUID": generate_uid(), "Modality": "SR",
+              "SpecificCharacterSet": "ISO_IR 192", "PatientID": "P1", "AccessionNumber": "A1",
+              "StudyInstanceUID": "1.2.1", "ContentDate": "20240131", "ContentTime": "1200"} | changes  # fmt: skip
+    put(**values)(ds)
+    ds.file_meta.MediaStorageSOPClassUID, ds.file_meta.MediaStorageSOPInstanceUID = ds.SOPClassUID, ds.SOPInstanceUID
+    ds.save_as(held := BytesIO(), enforce_file_format=True)
+    return held.getvalue()
+
+
+def text_sr(
+    patient: str = "P1", number: str = "A1", text: str = TEXT, study: str = "1.2.1", complete: bool = True
+) -> bytes:
+    """A Basic Text SR; each line of the text is an item."""
     flags = "COMPLETE VERIFIED FINAL" if complete else "PARTIAL UNVERIFIED FINAL"
     whose = {"PatientID": patient, "IssuerOfPatientID": "urn:mrn", "AccessionNumber": number, "StudyInstanceUID": study}
-    return made(*(item("TEXT", "Finding", line) for line in text.split("\n")), flags=flags, **whose)
+    return sr(*(item("TEXT", "Finding", line) for line in text.split("\n")), flags=flags, **whose)
 
 
 OMOP = "note_id,person_id,note_date,note_type_concept_id,note_title,note_text"

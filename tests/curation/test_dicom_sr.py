@@ -7,8 +7,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from make_dicom import put
-from make_documents import TEXT
-from make_sr import item, of, sr
+from make_documents import TEXT, item, of, sr
 from pydicom.data import get_testdata_file
 from pydicom.uid import generate_uid
 
@@ -142,7 +141,7 @@ TREE = st.recursive(st.tuples(KINDS, RELATIONS, st.just([])),
                     lambda inner: st.tuples(KINDS, RELATIONS, st.lists(inner, max_size=3)))  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(TREE, min_size=1, max_size=3))
 def test_no_word_is_lost_or_parted_from_what_it_qualifies(collected, trees):
     """Each value stands on the line of all that is above it, and of all that qualifies it."""

@@ -15,7 +15,7 @@ from contextlib import suppress
 from io import BytesIO
 
 import pytest
-from make_documents import OMOP, acsn, bundle, deletion, joined, lines, note, oru, patient, report, sr
+from make_documents import OMOP, acsn, bundle, deletion, joined, lines, note, oru, patient, report, text_sr
 from pydicom import dcmread
 
 from fedtar_flare.core.errors import ConfigError
@@ -25,52 +25,10 @@ COUNT = int(os.environ.get("FEDTAR_FUZZ", "500"))
 SEED = int(os.environ.get("FEDTAR_FUZZ_SEED", "20260"))
 PDF = "OBX|4|ED|PDF^Report||^application^pdf^Base64^JVBERi0xLjQK||||||F\r"
 STUDIES = [("P1", "A1", "1.2.1", "20240105"), ("P1", "A2", "1.2.2", "20240106"), ("P2", "A3", "1.2.3", "20240107")]
-TOKENS = [
-    "P1",
-    "P2",
-    "A1",
-    "A2",
-    "A3",
-    "1.2.1",
-    "1.2.2",
-    "1.2.3",
-    "Patient/1",
-    "Patient/2",
-    "final",
-    "amended",
-    "entered-in-error",
-    "preliminary",
-    "text/plain",
-]
-TOKENS += [
-    "text/html",
-    "MR",
-    "ACSN",
-    "TX",
-    "FT",
-    "NM",
-    "CE",
-    "ED",
-    "OBX",
-    "OBR",
-    "PID",
-    "NTE",
-    "MSH",
-    "|F|",
-    "|C|",
-    "|X|",
-    "|P|",
-    "|",
-    "^",
-    "~",
-    "\\",
-    "&",
-    "TEXT",
-    "NUM",
-    "COMPLETE",
-    "nan",
-]
-TOKENS += ["urn:mrn", "urn:dicom:uid", "2024", "\r", "\n", ",", '"']
+WORDS = """P1 P2 A1 A2 A3 1.2.1 1.2.2 1.2.3 Patient/1 Patient/2 final amended entered-in-error preliminary text/plain
+text/html MR ACSN TX FT NM CE ED OBX OBR PID NTE MSH |F| |C| |X| |P| | ^ ~ \\ & TEXT NUM COMPLETE nan urn:mrn
+urn:dicom:uid 2024"""
+TOKENS = [*WORDS.split(), "\r", "\n", ",", '"']
 
 
 def text(study):
@@ -109,7 +67,7 @@ def bases():
         "with PDFs": {name: f"{message}{PDF}" for name, message in named.items()},
         "without status": {name: message.replace("||||||F", "||||||") for name, message in named.items()},
         "about two": {"a.hl7": messages[0].replace("A1^RIS", "A1~A2^RIS").replace("1.2.1", ""), "b.hl7": messages[2]},
-        "SR": {f"{s[1]}.dcm": sr(*s[:2], text(s), s[2]) for s in STUDIES},
+        "SR": {f"{s[1]}.dcm": text_sr(*s[:2], text(s), s[2]) for s in STUDIES},
     }  # fmt: skip
     return {
         kind: {name: content if isinstance(content, bytes) else content.encode() for name, content in held.items()}

@@ -176,7 +176,8 @@ def test_the_natural_sites_of_the_real_collection(shared_data, tmp_path):
     path = shared_data / "covid_chestxray"
     sites, left_out = partition_source("covid_chestxray", path, tmp_path, by="institution", time_steps=3)
     assert [(s.site, s.patients) for s in sites] == [("australia", 4), ("others", 22), ("spain", 13)]
-    assert sum(s.visits for s in sites) == 114 and left_out["empty-report"] == 66
+    assert sum(s.visits for s in sites) == 114
+    assert left_out == {"empty-report": 66, "no-date": 1, "not-frontal-radiograph": 43}
     for site, location in (("spain", "Spain"), ("australia", "Australia"), ("others", "others")):
         written = read_source("manifest", tmp_path / site / "manifest.csv").patients()
         direct = read_source("covid_chestxray", path, {"location": location}).patients()

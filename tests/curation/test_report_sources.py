@@ -5,7 +5,7 @@ import json
 
 import pytest
 from command import fedtar_here
-from make_documents import TEXT, oru, sr
+from make_documents import TEXT, oru, text_sr
 
 from fedtar_flare.curation.archive_reports import reports_of_table
 
@@ -29,7 +29,7 @@ def read(tmp_path):
 
 def test_reports_of_all_systems_in_one_table(read, tmp_path):
     note = "NOTE_ID,PERSON_ID,NOTE_DATE,NOTE_TITLE,NOTE_TEXT\n1,P2,2024-01-31,Radiology report,'- Klar.\n"
-    files = {"a": sr(), "b": sr(complete=False), "c.hl7": oru("P3", "A3"), "note.CSV": note}
+    files = {"a": text_sr(), "b": text_sr(complete=False), "c.hl7": oru("P3", "A3"), "note.CSV": note}
     rows, left_out = read(files)
     assert [(r["patient_id"], r["study_instance_uid"], r["study_date"]) for r in rows] == [
         ("P1", "1.2.1", ""), ("P3", "", ""), ("P2", "", "2024-01-31")]  # fmt: skip

@@ -27,7 +27,7 @@ def collection(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", [".jpg", ".png"])
-def test_studies_in_the_order_of_their_numbers(collection, suffix):
+def test_studies_in_the_order_of_their_numbers_which_must_be_asked_for(collection, tmp_path, suffix):
     studies = (("study1", "AP", "2"), ("study1", "PA", "2"), ("study2", "AP", 1), ("study2", "LL", "1"))
     rows = [row("patient1", *study) for study in studies]
     reading = read_chexpert_plus(collection(*rows, suffix=suffix), ORDER)
@@ -36,12 +36,10 @@ def test_studies_in_the_order_of_their_numbers(collection, suffix):
     assert visits == [("study2", f"view1_AP{suffix}"), ("study1", f"view1_PA{suffix}")]
     assert patient.sex == "F" and patient.visits[0].age == 61
     assert patient.visits[0].report == "Clear.\nNormal." and not reading.rejected()
-
-
-def test_every_view(collection):
-    root = collection(row("patient1", "study1", "PA", "1"), row("patient1", "study1", "LL", "1"))
-    (patient,) = read_chexpert_plus(root, ORDER | {"views": "all"}).patients()
-    assert {v.visit_id for v in patient.visits} == {"study1-view1_PA", "study1-view1_LL"}
+    (patient,) = read_chexpert_plus(tmp_path, ORDER | {"views": "all"}).patients()
+    assert {v.visit_id for v in patient.visits} == {f"{study}-view1_{view}" for study, view, _ in studies}
+    with pytest.raises(ConfigError, match="undated: order"):
+        read_chexpert_plus(tmp_path)
 
 
 def test_unusable_studies_are_counted(collection):
@@ -50,8 +48,3 @@ def test_unusable_studies_are_counted(collection):
     reading = read_chexpert_plus(collection(*(row(*study) for study in studies), empty), ORDER)
     assert len(reading.patients()) == 1
     assert reading.rejected() == {"empty-report": 1, "no-date": 1, "not-frontal-radiograph": 1}
-
-
-def test_the_order_must_be_asked_for(collection):
-    with pytest.raises(ConfigError, match="undated: order"):
-        read_chexpert_plus(collection(row("patient1", "study1", "AP", "1")))

@@ -1,13 +1,19 @@
+"""Splits by a keyed number, steps by dates, and what becomes of both when visits are left out."""
+
+import hashlib
+import hmac
+from collections import Counter
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from refused import refused
 
 from fedtar_flare.core.errors import ConfigError, DataError
-from fedtar_flare.data.cells import PRIORS, Timeline
+from fedtar_flare.data.cells import FRACTIONS, PRIORS, Timeline, keyed_unit, split_of
 from fedtar_flare.data.cohort import SPLITS, Cohort, Patient, Visit
 
 KEY = bytes(range(32))
@@ -27,6 +33,21 @@ def cohort(patients, **settings):
 
 def patients(n=40, visits=4):
     return [Patient(f"p{i}", "F", tuple(visit(f"p{i}", d * 30, f"{d}") for d in range(visits))) for i in range(n)]
+
+
+@given(st.text(min_size=1), st.binary(min_size=16, max_size=64))
+def test_the_keyed_number_is_the_head_of_the_hmac(text, key):
+    digest = hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
+    assert keyed_unit(text, key) == (int(digest[:16], 16) >> 11) / 2**53
+
+
+def test_fractions_are_met_within_statistics_and_a_short_key_is_refused():
+    n = 20_000
+    seen = Counter(split_of(f"patient-{i}", KEY) for i in range(n))
+    for split, share in zip(("train", "validation", "test"), FRACTIONS, strict=True):
+        assert abs(seen[split] - n * share) < 4 * np.sqrt(n * share * (1 - share))
+    with pytest.raises(ConfigError):
+        split_of("p", b"short")
 
 
 def test_dates_with_and_without_a_zone_compare():

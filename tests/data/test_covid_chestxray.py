@@ -71,19 +71,6 @@ def test_wrong_options_and_metadata(collection):
         read_covid_chestxray(path)
 
 
-@pytest.mark.shared_data
-def test_the_real_collection(shared_data):
-    path = shared_data / "covid_chestxray"
-    everyone = read_covid_chestxray(path)
-    patients = everyone.patients()
-    assert len(patients) == 39 and sum(len(p.visits) for p in patients) == 114
-    assert everyone.rejected() == {"empty-report": 66, "no-date": 1, "not-frontal-radiograph": 43}
-    sites = [read_covid_chestxray(path, {"location": name}).patients() for name in ("Spain", "Australia", "others")]
-    assert [len(site) for site in sites] == [13, 4, 22]
-    assert {p.patient_id for site in sites for p in site} == {p.patient_id for p in patients}
-    assert any(v.acquired < DAY_ZERO for p in patients for v in p.visits)
-
-
 @pytest.mark.parametrize("notes", ["Infiltrates.", ""])
 def test_findings_are_labels_and_without_notes_count_where_asked(collection, notes):
     findings = {"a": "COVID-19, ARDS", "b": "No Finding", "c": "todo", "d": "", "e": "Streptococcus"}
