@@ -28,14 +28,11 @@ from fedtar_flare.models.config import asset, preset
 from fedtar_flare.models.encoders import build_encoder
 from fedtar_flare.models.sources import stay_offline
 from fedtar_flare.models.weights import save_weights
-from fedtar_flare.protocol.messages import ABSTAIN, ERROR, OK, Reply
-from fedtar_flare.record.events import Joined, Start
-from fedtar_flare.record.log import of_kind, read_events
+from fedtar_flare.protocol.messages import ABSTAIN, ERROR, OK
 from fedtar_flare.site import audit
 from fedtar_flare.site.admission import admit
 from fedtar_flare.site.site_file import Bounds
-from fedtar_flare.testing import FunctionFederation, Hospital, QuadraticSite, executor_of
-from fedtar_flare.testing import random_pair as pair
+from fedtar_flare.testing import Hospital, executor_of
 
 ATTACK = {
     "model": {"lora_targets": ["decoder.lm_head"]},
@@ -245,23 +242,3 @@ def test_weights_that_timm_has_at_an_address_of_its_own_are_not_fetched_either(m
     with pytest.raises(ConfigError, match="nothing is fetched here"):
         build_encoder(preset("timm", decoder_name=None, tokenizer="small"), load_pretrained=True)
     assert huggingface_hub.is_offline_mode()
-
-
-def test_the_server_records_the_reason_and_takes_the_site_in_when_it_agrees(tmp_path):
-    """A held site misses the handshake and joins at the round after its staff's approval."""
-    hospital, other = (QuadraticSite(f"site-{x}", [pair(1), pair(2)], validation=pair(9)) for x in "ab")
-    held = "held: not approved by this site"
-
-    def site(task, header, weights):
-        if (2, 1) not in other.received:
-            return Reply(ERROR, header.round, header.step, held, method=header.method), None
-        return hospital(task, header, weights)
-
-    federation = FunctionFederation(tmp_path, {"site-a": site, "site-b": other}, num_rounds=4, time_steps=2)
-    federation.run()
-    events = read_events(tmp_path / "fedtar")
-    assert not federation.panics and events[-1].status == "completed"
-    [start], joined = of_kind(events, Start), of_kind(events, Joined)
-    assert start.sites == ["site-b"] and start.absent == joined[0].absent == {"site-a": held}
-    assert [(event.round, event.sites) for event in joined] == [(2, []), (3, ["site-a"])]
-    assert all(torch.isfinite(value).all() for value in hospital.received[4, 0].values())

@@ -142,7 +142,7 @@ def beyond(job, site):
     return found + ["weights"] * bool(strange)
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(JOBS, SITES)
 def test_no_job_beyond_a_bound_is_ever_let_in(job, site):
     made = asked(

@@ -170,12 +170,8 @@ def test_what_is_not_covered_does_not_leave(tmp_path):
 
 def test_bad_settings_fail_when_built():
     wrong = {
-        "clip_norm": 0,
-        "delta": 1.0,
-        "max_epsilon": float("inf"),
-        "closing_noise_multiplier": -0.1,
-        "epsilon": 1.0,
-    }
+        "clip_norm": 0, "delta": 1.0, "max_epsilon": float("inf"), "closing_noise_multiplier": -0.1, "epsilon": 1.0,
+    }  # fmt: skip
     for name, value in wrong.items():
         with pytest.raises(ConfigError, match=name):
             GaussianPrivacy(**{name: value})
