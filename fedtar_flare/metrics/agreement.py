@@ -1,7 +1,7 @@
 """Agreement of findings and of labels: precision, recall and F1 of what drafts name against what is true."""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any, Literal, Self
@@ -81,13 +81,11 @@ class LabelCounts:
 
     def of_classes(self) -> dict[str, dict[str, float | None]]:
         """By class ``precision``, ``recall``, ``f1`` (None where undefined) and ``n``, the reports that have it."""
-        scores: dict[str, dict[str, float | None]] = {name: {} for name in self.classes}
-        for metric in METRICS:
-            above, below = (side.sum(axis=0).tolist() for side in self.parts(metric))
-            for name, hits, total in zip(self.classes, above, below, strict=True):
-                scores[name][metric] = hits / total if total else None
-        for name, actual in zip(self.classes, self.actual.sum(axis=0).tolist(), strict=True):
-            scores[name]["n"] = actual
+        scores: dict[str, dict[str, float | None]] = {}
+        for k, name in enumerate(self.classes):
+            parts = {metric: [float(side[:, k].sum()) for side in self.parts(metric)] for metric in METRICS}
+            scores[name] = {metric: hits / total if total else None for metric, (hits, total) in parts.items()}
+            scores[name]["n"] = float(self.actual[:, k].sum())
         return scores
 
     def parts(self, metric: Metric) -> tuple[Array, Array]:
@@ -106,14 +104,10 @@ class LabelCounts:
         means: dict[Average, dict[Metric, float]] = {average: {} for average in AVERAGES}
         for metric in METRICS:
             above, below = self.parts(metric)
+            sums = [*zip(above.sum(0)[positive], below.sum(0)[positive], strict=True), (above.sum(), below.sum())]
             pairs = 2 if metric == "f1" else 1
-
-            def rounded(a: float, b: float, pairs: int = pairs) -> float:
-                return round_share(a / max(b, 1), int(b) // pairs, least)
-
-            of_classes = [rounded(*sums) for sums in zip(above.sum(0)[positive], below.sum(0)[positive], strict=True)]
-            means["micro"][metric] = float(rounded(above.sum(), below.sum()))
-            means["macro"][metric] = float(np.mean(of_classes or [0.0]))
+            *of_classes, micro = [round_share(a / max(b, 1), int(b) // pairs, least) for a, b in sums]
+            means["micro"][metric], means["macro"][metric] = float(micro), float(np.mean(of_classes or [0.0]))
             of_reports = np.where(something, above.sum(1) / np.maximum(below.sum(1), 1), 1.0)
             means["example"][metric] = float(of_reports.mean())
         return means
@@ -132,15 +126,10 @@ class LabelCounts:
         return type(self)(classes, hits * counts, named_by_draft * counts, actual)
 
 
-def label_code(labels: Mapping[str, str]) -> str:
-    """Labels by class as one text: of each class in its order the label's first letter."""
-    return "".join(label[0] for label in labels.values())
-
-
 def label_counts(
     classes: Sequence[str], codes: Sequence[Sequence[str]], positive: AbstractSet[str] = CERTAIN
 ) -> LabelCounts:
-    """Count the agreement of the labels of N reports, given the codes (:func:`label_code`) of reference and draft."""
+    """Count the agreement of the labels of N reports by the codes (:meth:`.Labeler.code`) of reference and draft."""
     if not codes:
         raise DataError("there is no report to score", reason="no-reports")
     if any(len(code) != len(classes) for pair in codes for code in pair):

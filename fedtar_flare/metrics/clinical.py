@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +67,10 @@ def _table() -> dict[str, Any]:
 
 @cache
 def _labeler() -> RuleLabeler:
-    table = _table()
-    filled = {name: of["present"].format_map(table["words"]) for name, of in table["findings"].items()}
-    return RuleLabeler([*(Observation(name, text) for name, text in filled.items()), Observation("", table["ignore"])])
+    table, observations = _table(), []
+    for name, of in table["findings"].items():
+        observations.append(Observation(name, of["present"].format_map(table["words"])))
+    return RuleLabeler([*observations, Observation("", table["ignore"])])
 
 
 @cache
@@ -85,16 +85,13 @@ def _book(part: str) -> Phrasebook[Any]:
 @lru_cache(maxsize=4096)
 def abnormal(text: str) -> dict[str, ClinicalFinding]:
     """Read the abnormal findings of a text by name."""
-    by_name: dict[str, list[ClinicalFinding]] = {}
+    by_name: dict[str, ClinicalFinding] = {}
     for words in sentences(text):
         mentions = [m for m in _apart(_labeler().mentions(words)) if m.name]
-        for finding in _of_sentence(words, mentions) if any(map(_counts, mentions)) else []:
-            by_name.setdefault(finding.name, []).append(finding)
-    return {name: _merged(of) for name, of in by_name.items()}
-
-
-def _counts(mention: Mention) -> bool:
-    return mention.label in ("positive", "uncertain")
+        if not {"positive", "uncertain"}.isdisjoint(m.label for m in mentions):
+            for finding in _of_sentence(words, mentions):
+                by_name[finding.name] = _joined(by_name.get(finding.name, finding), finding)
+    return by_name
 
 
 def _apart(mentions: Sequence[Mention]) -> list[Mention]:
@@ -114,7 +111,7 @@ def _of_sentence(words: Sequence[str], mentions: Sequence[Mention]) -> list[Clin
     changes = directions(words, mentions, _labeler())
     findings = []
     for i, mention in enumerate(mentions):
-        if _counts(mention) and changes[i] != "resolved":
+        if mention.label in ("positive", "uncertain") and changes[i] != "resolved":
             tags = {part: frozenset(match.tag for match in of[i]) for part, of in of_part.items()}
             findings.append(
                 ClinicalFinding(
@@ -139,16 +136,10 @@ def _sizes(words: Sequence[str]) -> list[Match[float]]:
     return sizes
 
 
-def _merged(findings: Sequence[ClinicalFinding]) -> ClinicalFinding:
-    """All that a text says of one finding."""
-
-    def every(part: str) -> frozenset[Any]:
-        return frozenset().union(*map(attrgetter(part), findings))
-
-    certain, size = any(finding.certain for finding in findings), max(finding.size for finding in findings)
-    return ClinicalFinding(
-        findings[0].name, certain, every("side"), every("place"), every("degree"), every("change"), size
-    )
+def _joined(a: ClinicalFinding, b: ClinicalFinding) -> ClinicalFinding:
+    """All that two places of a text say of one finding."""
+    parts = a.side | b.side, a.place | b.place, a.degree | b.degree, a.change | b.change
+    return ClinicalFinding(a.name, a.certain or b.certain, *parts, max(a.size, b.size))
 
 
 def clinical_score(
@@ -165,10 +156,9 @@ def clinical_score(
     """
     if not readable(reference):
         return None
-    true, drafted = (
-        {name: finding for name, finding in abnormal(text).items() if counted is None or name in counted}
-        for text in (reference, draft)
-    )
+    true, drafted = abnormal(reference), abnormal(draft)
+    if counted is not None:
+        true, drafted = ({name: of[name] for name in of if name in counted} for of in (true, drafted))
     surgical = any(not _table()["surgery"].isdisjoint(words) for words in sentences(indication))
 
     def weigh(finding: ClinicalFinding) -> float:

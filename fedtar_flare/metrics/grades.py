@@ -274,19 +274,20 @@ def _agreed(part: Part, drafted: Sequence[Statement], true: Sequence[Statement],
 
 def level_of(statement: Statement, labeler: RuleLabeler) -> int | None:
     """The highest level, 0 (small) to 2 (large), of a statement's words of degree; None without a clear one."""
-    scales = labeler.degrees.get(statement.finding, ())
-    levels = [{scale[w] for scale in scales if w in scale} or {DEGREES[w]} for w in statement.degree]
+    levels = [_levels(word, statement.finding, labeler) for word in statement.degree]
     return max((level for of_word in levels for level in of_word if len(of_word) == 1), default=None)
+
+
+def _levels(word: str, finding: str, labeler: RuleLabeler) -> set[int]:
+    return {scale[word] for scale in labeler.degrees.get(finding, ()) if word in scale} or {DEGREES[word]}
 
 
 def _same_degree(word: str, other: str, labeler: RuleLabeler, finding: str) -> bool:
     """Compare on the first of the labeler's own scales that has both words, else whether they share a level."""
-    scales = labeler.degrees.get(finding, ())
-    for scale in scales:
+    for scale in labeler.degrees.get(finding, ()):
         if word in scale and other in scale:
             return scale[word] == scale[other]
-    levels = [{scale[w] for scale in scales if w in scale} or {DEGREES[w]} for w in (word, other)]
-    return bool(levels[0] & levels[1])
+    return bool(_levels(word, finding, labeler) & _levels(other, finding, labeler))
 
 
 @cache

@@ -180,7 +180,8 @@ NEURAL: dict[str, RuleLabels] = {"chexbert": "chexpert-rules", "radbert": "ctrat
 """Names of the labelers that are neural models, each with the rules of the same classes."""
 
 _STRENGTH: dict[Label, int] = {"blank": 0, "negative": 1, "uncertain": 2, "positive": 3}
-_KINDS = ("present", "absent", "unsure", "ignore", "elsewhere", "here")
+_BY_ITSELF: dict[str, Label] = {"present": "positive", "absent": "negative", "unsure": "uncertain", "ignore": "blank"}
+_KINDS = (*_BY_ITSELF, "elsewhere", "here")
 
 
 @dataclass(frozen=True)
@@ -241,6 +242,10 @@ class RuleLabeler:
         """The label of every class: the strongest of its mentions, positive, uncertain or negative, else blank."""
         return self._labels(text).copy()
 
+    def code(self, text: str) -> str:
+        """The first letters of these labels."""
+        return "".join(label[0] for label in self._labels(text).values())
+
     def _labels_of(self, text: str) -> dict[str, Label]:
         labels: dict[str, Label] = dict.fromkeys(self.names, "blank")
         findings, empty = set(), True
@@ -269,8 +274,10 @@ class RuleLabeler:
             if "elsewhere" in kinds and "here" not in kinds:
                 continue
             for start, end, kind in _longest(spans):
+                label: Label = "uncertain" if reach.doubted(start, end) else _BY_ITSELF[kind]
+                if reach.denied(start, end):
+                    label = "positive" if kind == "absent" else "negative"
                 if kind != "ignore":
-                    label = _label(kind, reach.denied(start, end), reach.doubted(start, end))
                     mentions.append(Mention(start, end, name, label))
         return sorted(mentions)
 
@@ -286,14 +293,6 @@ def _longest(spans: Sequence[tuple[int, int, str]]) -> list[tuple[int, int, str]
         elif end - start > longest[-1][1] - longest[-1][0]:  # within the one before, and longer
             longest[-1] = (start, end, kind)
     return longest
-
-
-def _label(kind: str, denied: bool, doubted: bool) -> Label:
-    if kind == "absent":
-        return "positive" if denied else "uncertain" if doubted else "negative"
-    if denied:
-        return "negative"
-    return "uncertain" if doubted or kind == "unsure" else "positive"
 
 
 @cache

@@ -24,15 +24,9 @@ LANGUAGE, FINDINGS, CONTENT = "Language", "Findings", "Classes and repetition"
 CHANGE, GRADES = "Degree and change between visits", "Findings against the reference"
 
 
-def change_f1(reports: Reports) -> float | None:
-    """Micro F1 of the changes."""
-    return finding_f1(*reports.counted(reports.changes, reports.draft_changes))["finding_f1"]
-
-
 def clinical(reports: Reports) -> float | None:
     """Mean clinical score, by the findings that references of a minimum cell of patients state."""
-    named = [frozenset(abnormal(reference)) for reference in reports.references]
-    counted = None if reports.min_cell == 1 else reports.common(named)
+    counted = None if reports.min_cell == 1 else reports.common([*map(frozenset, map(abnormal, reports.references))])
     values = map(partial(clinical_score, counted=counted), reports.references, reports.drafts)
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
@@ -121,7 +115,14 @@ OWN = {
         _graded("degree"),
         _graded("change"),
         replace(_graded("change"), name="change_coverage", label="change claimed", function=claimed),
-        Score("finding_change_micro_f1", "changes named F1", change_f1, concerned=changing, curve=True, group=CHANGE),
+        Score(
+            "finding_change_micro_f1",
+            "changes named F1",
+            lambda r: finding_f1(*r.counted(r.changes, r.draft_changes))["finding_f1"],
+            concerned=changing,
+            curve=True,
+            group=CHANGE,
+        ),
         Score(
             "contradictions",
             "contradictions between visits",
@@ -202,7 +203,7 @@ class _Scores(Mapping[str, Score]):
         return iter([*OWN, *foreign()])
 
     def __len__(self) -> int:
-        return len([*self])
+        return sum(1 for _ in self)
 
 
 SCORES = _Scores()
@@ -225,7 +226,8 @@ def scores_of(
     reports: Reports, *, by_step: bool = False, n: int | None = None, admitted: Collection[str] = ()
 ) -> dict[str, float | None]:
     """Compute every own score that these reports can have, and those of other packages that the site has admitted."""
-    available, scores = {"", *reports.available}, {}
+    available, scores = {"", reports.rules, "" if reports.known is None else "findings"}, {}
+    available |= {reports.text_labeler.labeler} if reports.text_labeler else set()
     for score in (*OWN.values(), *map(SCORES.__getitem__, admitted)):
         others = {} if score.name in OWN else announced("labeler")
         if (score.needs in available or score.needs in others) and (score.by_step or not by_step):

@@ -17,7 +17,6 @@ from fedtar_flare.metrics.agreement import (
     Findings,
     Metric,
     known_and_new,
-    label_code,
     label_counts,
 )
 from fedtar_flare.metrics.grades import Grade, claims, grade, statements
@@ -28,7 +27,7 @@ from fedtar_flare.metrics.sentences import as_read, readable
 
 
 class TextLabeler(NamedTuple):
-    """A labeler of texts, neural or by rules: its name, and from a text to its labels (:func:`.label_code`)."""
+    """A labeler of texts, neural or by rules: its name, and from a text to its labels (:meth:`.Labeler.code`)."""
 
     labeler: str
     code: Callable[[str], str]
@@ -36,9 +35,7 @@ class TextLabeler(NamedTuple):
     @classmethod
     def named(cls, name: str) -> Self:
         """The labeler by rules of this name, or of another package."""
-        if name in NEURAL.values():
-            return cls(name, lambda text: label_code(rule_labeler(name)(text)))
-        return cls(name, load("labeler", name, Labeler).code)
+        return cls(name, rule_labeler(name).code if name in NEURAL.values() else load("labeler", name, Labeler).code)
 
 
 @dataclass(frozen=True)
@@ -72,22 +69,14 @@ class Reports:
             raise DataError("every report needs an entry in each sequence", reason="unequal-lengths")
 
     @property
-    def available(self) -> set[str]:
-        """What a score may need besides the texts: ``findings`` that are true, and names of labelers."""
-        neural = {self.text_labeler.labeler} if self.text_labeler else set()
-        return {self.rules, *neural} if self.known is None else {self.rules, *neural, "findings"}
-
-    @property
     def reader(self) -> RuleLabeler:
         """The rules that read the findings of both texts."""
         return self.labeler or rule_labeler(self.rules)
 
     def common(self, truth: Findings) -> set[Any]:
         """What at least ``min_cell`` patients have."""
-        pairs = []
-        for patient, findings in zip(self.patients, truth, strict=True):
-            pairs += [(finding, patient) for finding in findings]
-        return full_cells(pairs, self.min_cell)
+        pairs = zip(self.patients, truth, strict=True)
+        return full_cells(((finding, patient) for patient, findings in pairs for finding in findings), self.min_cell)
 
     def counted(self, truth: Findings, named: Findings) -> tuple[Findings, Findings]:
         """Both sides without what too few patients have."""
@@ -118,11 +107,11 @@ class Reports:
         return known_and_new(*sides, self.known or frozenset(), self.patients, self.min_cell)
 
     def labels(self, labeler: str) -> list[tuple[str, str]]:
-        """Codes of each reference and draft (:func:`.label_code`) by a labeler."""
+        """Codes of each reference and draft (:meth:`.Labeler.code`) by a labeler."""
         site = self.text_labeler
         code = site.code if site and site.labeler == labeler else TextLabeler.named(labeler).code
         sides = self.as_read if labeler == self.rules else (self.references, self.drafts)
-        return [(code(reference), code(draft)) for reference, draft in zip(*sides, strict=True)]
+        return [*zip(*(map(code, side) for side in sides), strict=True)]
 
     @cached_property
     def efficacy(self) -> list[dict[Average, dict[Metric, float]] | None]:
@@ -145,9 +134,10 @@ class Reports:
     @cached_property
     def grades(self) -> list[tuple[Grade, ...]]:
         """Of each report, the grades of all findings that it or its reference states."""
-        references, drafts = self.as_read
-        grades = [grade(*texts, self.reader) for texts in zip(drafts, references, strict=True)]
-        return [tuple(g for g in of if self.counts(g.finding)) for of in grades]
+        pairs, counts = zip(*self.as_read, strict=True), self.counts
+        return [
+            tuple(g for g in grade(draft, reference, self.reader) if counts(g.finding)) for reference, draft in pairs
+        ]
 
     def counts(self, finding: str) -> bool:
         """Whether references of ``min_cell`` patients state a finding; drafts that all name it would count them."""

@@ -120,7 +120,10 @@ class Phrasebook(Generic[Tag]):
                 if i < len(words):
                     states += [(following, i + 1) for following in node.after(words[i])]
                     for gap, behind in node.gaps.items():
-                        states += _over(gap, behind, words, i)
+                        for j in range(i, min(i + gap + 1, len(words))):
+                            states += [(following, j + 1) for following in behind.after(words[j])]
+                            if words[j] in (_NO_GAP if gap == GAP else _NO_WIDE_GAP):
+                                break
             matches += [Match(start, end, tag) for node, end in ends.items() for tag in node.tags]
         return matches
 
@@ -160,8 +163,10 @@ def readable(text: str) -> bool:
 
 def as_read(references: Sequence[str], drafts: Sequence[str]) -> tuple[list[str], list[str]]:
     """References and drafts for the rules: a pair is blank, and not graded, where they cannot read its reference."""
-    pairs = [pair if readable(pair[0]) else ("", "") for pair in zip(references, drafts, strict=True)]
-    return [reference for reference, _ in pairs], [draft for _, draft in pairs]
+    legible = [*map(readable, references)]
+    return [r * y for r, y in zip(references, legible, strict=True)], [
+        d * y for d, y in zip(drafts, legible, strict=True)
+    ]
 
 
 @cache
@@ -171,14 +176,3 @@ def _vocabulary() -> tuple[frozenset[str], tuple[str, ...]]:
     words = {*re.findall(r"[a-z]+\*?", "\n".join(file.read_text(encoding="utf-8") for file in files).lower())}
     words -= {*phrases("language")["denials"]}
     return frozenset(words), tuple(word[:-1] for word in words if word[5:].endswith("*"))
-
-
-def _over(gap: int, behind: _Node[Tag], words: Sequence[str], i: int) -> list[tuple[_Node[Tag], int]]:
-    """Nodes behind a gap that begins at word i, each with the next word."""
-    barriers = _NO_GAP if gap == GAP else _NO_WIDE_GAP
-    states = []
-    for j in range(i, min(i + gap + 1, len(words))):
-        states += [(node, j + 1) for node in behind.after(words[j])]
-        if words[j] in barriers:
-            break
-    return states

@@ -12,7 +12,6 @@ from fedtar_flare.metrics.agreement import (
     finding_counts,
     finding_f1,
     known_and_new,
-    label_code,
     label_counts,
 )
 from fedtar_flare.metrics.classification import auc, auc_of_draws, epochs_to, lca, welch
@@ -29,7 +28,7 @@ LABELS = st.fixed_dictionaries(dict.fromkeys(CLASSES, LABEL))
 def test_equals_scikit_learn(pairs, doubt):
     positive = {"positive", "uncertain"} if doubt else {"positive"}
     truth, predicted = zip(*pairs, strict=True)
-    codes = [[label_code({name: labels[name] for name in CLASSES}) for labels in pair] for pair in pairs]
+    codes = [["".join(labels[name][0] for name in CLASSES) for labels in pair] for pair in pairs]
     counts = label_counts(CLASSES, codes, **({"positive": CERTAIN_OR_NOT} if doubt else {}))
     sets = [[{name for name in CLASSES if labels[name] in positive} for labels in side] for side in (truth, predicted)]
     sides = [np.array([[name in found for name in CLASSES] for found in side]) for side in sets]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.metrics import sentences as sentences_module
-from fedtar_flare.metrics.agreement import label_code, label_counts
+from fedtar_flare.metrics.agreement import label_counts
 from fedtar_flare.metrics.labeler import Observation, RuleLabeler, rule_labeler
 from fedtar_flare.metrics.sentences import GAP, Phrasebook, sentences
 from fedtar_flare.synthetic.reports import STYLES
@@ -55,7 +55,7 @@ def test_labels_of_ct_rate_reports_that_no_phrase_was_chosen_on(shared_data):
     others = [row for row in rows[400:] if row["report_text"] not in read]
     assert len(others) == 391
     codes = [
-        ["".join("bp"[row[name] == "1"] for name in CTRATE.names), label_code(CTRATE(row["report_text"]))]
+        ["".join("bp"[row[name] == "1"] for name in CTRATE.names), CTRATE.code(row["report_text"])]
         for row in others[::5]
     ]
     means = label_counts(CTRATE.names, codes).averages()
