@@ -60,14 +60,16 @@ def _patients(entries: Sequence[Mapping[str, Any]], target: Path) -> list[Patien
     """The patients of an index, with images below ``target``."""
     patients = []
     for entry in entries:
-        patient, visits = entry["patient_id"], list[Visit]()
+        patient, visits, unreadable = entry["patient_id"], list[Visit](), list[Visit]()
         for visit in entry["visits"]:
             identifier, moment = visit["visit_id"], datetime.fromisoformat(visit["acquired"])
             image, report, age = target / visit["image"], visit["report"], visit["age"]
             findings, labels = frozenset(visit["findings"]), frozenset(visit["labels"])
             changes = frozenset(map(tuple, visit["changes"]))
-            visits.append(Visit(patient, identifier, moment, image, report, "ct", age, findings, changes, labels))
-        patients.append(Patient(patient, entry["sex"], tuple(visits)))
+            made = Visit(patient, identifier, moment, image, report, "ct", age, findings, changes, labels)
+            (visits if visit["readable"] else unreadable).append(made)
+        if visits:
+            patients.append(Patient(patient, entry["sex"], tuple(visits), tuple(unreadable)))
     return patients
 
 

@@ -1,15 +1,15 @@
 """Patients of a synthetic site and the course of their disease, a pure function of (seed, site, options).
 
-Planted effects: wording, scanner or prevalence (:class:`CohortOptions`); from 65 years on the sentence on the bones is
-another one, which no image shows; emphysema and cardiomegaly are commoner from 65 on, lymphadenopathy in women; new
-findings, which the warm start has never seen, are in some percent of the visits of most sites each and almost none at
-the others, so that others' data shows a site what it lacks.
+Planted effects: wording, scanner, prevalence, or what single steps are worth (:class:`CohortOptions`); from 65 years on
+the sentence on the bones is another one, which no image shows; emphysema and cardiomegaly are commoner from 65 on,
+lymphadenopathy in women; new findings, which the warm start has never seen, are in some percent of the visits of most
+sites each and almost none at the others, so that others' data shows a site what it lacks.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
@@ -34,6 +34,8 @@ OLDER_FROM = 65.0  # age from which a patient belongs to the older group
 MOST_FINDINGS, MOST_NEW = 4, 1  # findings of a visit at most, known and new
 OPEN_BIN_DAYS = 180  # days that the first and the last calendar bin cover, which are open to one side
 FIRST_DAY = datetime(2019, 1, 1)
+REVERTED_AFTER = 2  # time steps for which a change lasts that is reverted
+WORTH = ("noisy", "misfiled", "coarse")  # changes of what a time step is worth
 GAP_DAYS = (3.0, 270.0)  # shortest and longest time between visits, drawn log-uniformly
 
 _CYCLE: Sequence[Split] = ("train", "validation", "test", "train", "train", "train", "test", "train", "train", "train")
@@ -43,12 +45,21 @@ class CohortOptions(Settings):
     """Content of the synthetic cohort; the defaults are the simulator's."""
 
     patients: int = Field(0, ge=0, description="patients of this site; 0: as many as the job asks for")
-    change: Literal["early", "late", "none", "template", "scanner", "epidemic"] = Field(
+    change: Literal[
+        "early", "late", "none", "gradual", "template", "reverted", "scanner", "epidemic", "misfiled", "noisy", "coarse"
+    ] = Field(
         "late",
         description="what changes with time. early, late: wording and consolidations, at step 2 or at three quarters "
-        "of T; template: the wording alone; scanner: that of another site; epidemic: cavities, rare before, are common",
+        "of T; template, gradual, reverted: the wording alone, at once, by degrees, or for two steps; scanner: that of "
+        "another site; epidemic: cavities, rare before, are common; noisy: images have eight times the noise; and but "
+        "for test patients, misfiled: reports are other patients'; coarse: they leave out small findings, call all "
+        "others moderate, and tell no change",
     )
     change_step: int = Field(0, ge=0, description="first time step of the change; 0: as for early and late")
+    change_steps: tuple[int, ...] = Field(
+        (), description="time steps of noisy, misfiled or coarse; empty: all from change_step on"
+    )
+    missed_steps: tuple[int, ...] = Field((), description="time steps at which no image of this site can be read")
     change_group: Literal["women", "everyone"] = Field("women", description="whose wording changes")
     full_course: float = Field(
         0.75, ge=0, le=1, description="share of patients with a visit at every time step; the others have fewer"
@@ -56,6 +67,17 @@ class CohortOptions(Settings):
     untidy: float = Field(
         0.0, ge=0, le=1, description="share of patients with two visits on one day, and share without a recorded age"
     )
+    own_words: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="strength of the reporting style: share of the kinds of finding in the site's own words, the "
+        "others in those of style 1; under 0.5 the order of the report is that of style 1 too",
+    )
+
+    def validation_errors(self) -> Iterator[tuple[str, str]]:
+        if self.change_steps and self.change not in WORTH:
+            yield "change_steps", f"empty, but for a change of {', '.join(WORTH)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +117,20 @@ def change_step(options: CohortOptions, time_steps: int) -> int | None:
 
 
 def wording_share(options: CohortOptions, step: int, time_steps: int) -> float:
-    """1 where reports of a time step are in the site's second wording, else 0."""
+    """Share, 0 to 1, of the kinds of finding that are in the site's second wording at a time step."""
     begins = change_step(options, time_steps)
-    return float(begins is not None and step >= begins and options.change not in ("scanner", "epidemic"))
+    if begins is None or step < begins or options.change in ("scanner", "epidemic", *WORTH):
+        return 0.0
+    if options.change == "gradual":
+        return (step - begins + 1) / max(1, time_steps - begins + 1)
+    return float(options.change != "reverted" or step < begins + REVERTED_AFTER)
+
+
+def worth_changes(options: CohortOptions, step: int, time_steps: int) -> bool:
+    """Whether a time step is one whose images or reports are worth less than others'."""
+    begins = change_step(options, time_steps)
+    at = step in options.change_steps or (not options.change_steps and begins is not None and step >= begins)
+    return options.change in WORTH and at
 
 
 def factors_at(options: CohortOptions, step: int, time_steps: int) -> dict[str, float]:

@@ -7,7 +7,7 @@ style is the warm start's and no site's.
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -97,3 +97,20 @@ def style_of(site: str) -> int:
     number = re.search(r"(\d+)$", site)
     value = int(number[1]) - 1 if number else int.from_bytes(hashlib.sha256(site.encode()).digest()[:8], "big")
     return value % len(STYLES) + 1
+
+
+def wording_of(style: int, share: float, own_words: float = 1.0) -> Wording:
+    """The wording of a style: a ``share`` of kinds in their second one, ``own_words`` of them in its own."""
+    common, site = (_mixed(*STYLES[number - 1], share) for number in (1, style))
+    return _mixed(common, site, own_words)
+
+
+def _mixed(first: Wording, second: Wording, share: float) -> Wording:
+    """A share of the kinds in the second's words, the others in the first's; under 0.5 all else is the first's."""
+    if share in (0, 1):
+        return second if share else first
+    from_second = {kind for i, kind in enumerate(KINDS) if int((i + 1) * share) > int(i * share)}  # evenly spread
+    words = {kind: second if kind in from_second else first for kind in KINDS}
+    sentences = {kind: wording.sentences[kind] for kind, wording in words.items()}
+    sizes = {kind: wording.sizes[kind] for kind, wording in words.items()}
+    return replace(second if share >= 0.5 else first, sentences=sentences, sizes=sizes)

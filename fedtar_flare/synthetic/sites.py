@@ -43,7 +43,7 @@ def write_sites(
         source.rename(folder)
         rows = []
         for patient in cohort.patients:
-            for visit in patient.visits:
+            for visit in (*patient.visits, *patient.unreadable):  # a row without an image keeps its place in time
                 image, age = visit.image.relative_to(source), "" if visit.age is None else f"{visit.age:.1f}"
                 files = {"image": image.as_posix(), "report_path": (image.parent / "report.txt").as_posix()}
                 row = {"patient_id": patient.patient_id, "study_datetime": visit.acquired.isoformat(" "), **files}

@@ -262,7 +262,7 @@ def test_reports_of_every_style_give_the_levels_and_the_changes_that_were_plante
     for number, share in product(range(12), (0.0, 1.0)):
         before, patient = None, plan_patient(f"site-{style}", style, number, timeline=timeline, seed=0, options=options)
         for visit in patient.visits:
-            text = report_of(patient, visit, share, style)
+            text = report_of(patient, visit, share, style, options)
             levels = READER.levels(text)
             assert levels == tuple(visit.findings[f].size if f in visit.findings else 0 for f in FINDINGS), text
             planted = {name: CHANGES.index(way) for name, way in planted_changes(visit)}

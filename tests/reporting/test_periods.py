@@ -42,8 +42,8 @@ def hospital(change, seed=0, begins=T):
                 np.clip((hu[:, None] + 1000) / 6, 0, 255).astype(np.uint8), np.zeros(len(hu))
             )
             seen = {name: state for name, state in visit.findings.items() if not new and name != "cavity"}
-            drafts[visit.visit_id] = report_of(one, replace(visit, findings=seen), 0.0, 1)
-            report = report_of(one, visit, wording_share(options, visit.time_step, T), 1)
+            drafts[visit.visit_id] = report_of(one, replace(visit, findings=seen), 0.0, 1, options)
+            report = report_of(one, visit, wording_share(options, visit.time_step, T), 1, options)
             facts = {"findings": frozenset(sizes), "changes": frozenset()}
             visits.append(Visit(one.patient_id, visit.visit_id, visit.acquired, Path("x"), report, "ct", **facts))
         patients.append(Patient(one.patient_id, one.sex, tuple(visits)))
@@ -70,7 +70,7 @@ def test_a_planted_change_raises_the_alarm_with_its_cause(tmp_path, change):
 
 
 def test_a_change_that_lasts_is_still_named_next_time_and_neither_who_withdrew_counts_nor_what_came_later(tmp_path):
-    cohort, images, drafts = hospital("template", begins=T - 1)
+    cohort, images, drafts = hospital("reverted", begins=T - 1)
     *_, second, last = written(tmp_path, cohort, images, drafts)
     assert SAID["template"] in second and SAID["template"] in last and "had until period 2" in last
     gone = cohort.patients[0].patient_id

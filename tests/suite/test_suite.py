@@ -183,7 +183,7 @@ def test_two_processes_run_what_can_be_run(tmp_path, monkeypatch):
     arms = {"fedtar": {"method": "fedtar"}}
     settings = {name: value for name, value in TINY["settings"].items() if name != "torch_threads"} | {"num_rounds": 2}
     good = experiments(
-        Suite(**TINY | {"cohort": {"site-2": {"full_course": 0.5}}, "outside": [], "arms": arms, "settings": settings})
+        Suite(**TINY | {"cohort": {"site-2": {"own_words": 0.5}}, "outside": [], "arms": arms, "settings": settings})
     )
     bad = [kind(**vars(replace(good[0], name=name))) for name, kind in (("dies", Dying), ("raises", Raising))]
     lines: list[str] = []

@@ -11,7 +11,7 @@ from fedtar_flare.data.cells import Timeline, synthetic_key
 from fedtar_flare.synthetic import build, cohort
 from fedtar_flare.synthetic.cohort import TRUTH, synthetic_cohort
 from fedtar_flare.synthetic.course import CohortOptions
-from fedtar_flare.synthetic.reading import findings_in
+from fedtar_flare.synthetic.reading import changes_in, findings_in
 from fedtar_flare.synthetic.vocabulary import kind_of
 
 
@@ -137,11 +137,71 @@ def test_missing_age_and_periods(tmp_path):
     assert {s.visit.visit_id: s.time_step for s in made.samples(None)} == steps
 
 
-def test_sites_differ_in_scanner_and_in_style_and_may_have_patients_of_their_own_number(tmp_path):
+def test_sites_differ_in_scanner_and_in_style_unless_that_is_switched_off(tmp_path):
+    alike = CohortOptions(own_words=0.0, patients=2)
     made = [make(tmp_path, site, patients=1, time_steps=1) for site in ("site-1", "site-2")]
-    made.append(make(tmp_path, "site-2", patients=1, time_steps=1, options=CohortOptions(patients=2)))
+    made.append(make(tmp_path, "site-2", patients=1, time_steps=1, options=alike))
     assert [len(cohort.patients) for cohort in made] == [1, 1, 2]
     visits = [cohort.patients[0].visits[0] for cohort in made]
     words = [visit.report.split()[:2] for visit in visits]
     spacing = [header_of(visit).PixelSpacing for visit in visits]
-    assert words[0] != words[1] == words[2] and spacing[0] != spacing[1] == spacing[2]
+    assert words[0] == words[2] != words[1] and spacing[0] != spacing[1] == spacing[2]
+
+
+def planned(tmp_path, patients=8, time_steps=3, **options):
+    """Cohorts of whole courses, without and with a change; of each the visits by id, and their truth."""
+    made = []
+    for change in ({"change": "none"}, options):
+        cohort = make(
+            tmp_path, patients=patients, time_steps=time_steps, options=CohortOptions(full_course=1.0, **change)
+        )
+        visits = {s.visit.visit_id: s for s in cohort.samples(None)}
+        made.append((visits, {v["visit_id"]: v for p in cohort_truth(cohort)["patients"] for v in p["visits"]}))
+    return made
+
+
+def test_misfiled_reports_are_other_patients_of_the_step_but_for_test_patients(tmp_path):
+    (right, _), (wrong, truth) = planned(tmp_path, patients=20, change="misfiled", change_steps=(1, 3))
+    assert right.keys() == wrong.keys()
+    changed = {name for name in right if right[name].visit.report != wrong[name].visit.report}
+    moved = {name for name in truth if truth[name]["reported"] != name}
+    spoilt = {name for name, s in right.items() if s.time_step in (1, 3) and s.split != "test"}
+    assert changed <= moved == spoilt and len(changed) > 0.8 * len(spoilt), "two patients may have the same report"
+    for name in moved:
+        own, other = right[name], right[truth[name]["reported"]]
+        assert own.visit.patient_id != other.visit.patient_id
+        assert (own.time_step, own.split) == (other.time_step, other.split)
+        assert wrong[name].visit.report == other.visit.report and wrong[name].visit.labels == other.visit.labels
+    assert all(right[name].visit.findings == wrong[name].visit.findings for name in right), "the truth stays"
+
+
+def test_noisy_steps_have_other_images_and_coarse_ones_reports_that_say_less(tmp_path):
+    (plain, _), (noisy, truth) = planned(tmp_path, patients=3, change="noisy", change_steps=(2,))
+    for name, sample in plain.items():
+        assert sample.visit.report == noisy[name].visit.report
+        slices = [
+            pydicom.dcmread(sorted(s.visit.image.iterdir())[12]).pixel_array.astype(float)
+            for s in (sample, noisy[name])
+        ]
+        assert (
+            (abs(slices[0] - slices[1]).std() > 60) == (truth[name]["time_step"] == 2) != (slices[0] == slices[1]).all()
+        )
+    (plain, _), (coarse, truth) = planned(tmp_path, patients=12, change="coarse", change_step=2)
+    assert any(size["size"] == 1 for visit in truth.values() for size in visit["findings"].values())
+    for name, sample in plain.items():
+        step, split, report = sample.time_step, sample.split, coarse[name].visit.report
+        if step == 1 or split == "test":
+            assert report == sample.visit.report
+            continue
+        large = {kind for kind, state in truth[name]["findings"].items() if state["size"] > 1}
+        assert findings_in(report) == large and changes_in(report) == frozenset()
+        assert coarse[name].visit.findings == sample.visit.findings
+
+
+def test_a_site_that_misses_a_step_keeps_its_later_visits_at_their_steps(tmp_path):
+    (plain, _), (missing, truth) = planned(tmp_path, change="none", missed_steps=(2,))
+    assert {s.time_step for s in missing.values()} == {1, 3} and len(truth) == len(plain)
+    assert missing.keys() == {name for name, s in plain.items() if s.time_step != 2}
+    assert all(s.time_step == plain[name].time_step for name, s in missing.items())
+    with pytest.raises(ConfigError):
+        CohortOptions(change="scanner", change_steps=(2,))

@@ -92,9 +92,9 @@ def test_each_kind_of_drift_changes_one_thing_from_its_step_on():
     begin = {"late": [None, 2, 3, 3, 4, 5], "early": [None, 2, 2, 2, 2, 2], "none": [None] * 6}
     assert {c: [change_step(CohortOptions(change=c), t) for t in steps] for c in begin} == begin
     begins = {"change_step": 3, "change_group": "everyone"}
-    shares = {"template": [0, 0, 1, 1, 1, 1]}
+    shares = {"template": [0, 0, 1, 1, 1, 1], "gradual": [0, 0, 0.25, 0.5, 0.75, 1], "reverted": [0, 0, 1, 1, 0, 0]}
     control = [plan(n, time_steps=6, change="none") for n in numbers]
-    for change in ("template", "scanner", "none"):
+    for change in ("template", "gradual", "reverted", "scanner", "none"):
         options = CohortOptions(change=change, **begins)
         assert [course.wording_share(options, t, 6) for t in steps] == shares.get(change, [0] * 6)
         assert [plan(n, time_steps=6, change=change, **begins) for n in numbers] == control

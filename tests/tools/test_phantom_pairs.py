@@ -27,7 +27,9 @@ def site_reports():
     options, reports = CohortOptions(), []
     for style, number in product(range(1, 7), range(60)):
         patient = plan_patient(f"site-{style}", style, number, timeline=Timeline(4), seed=0, options=options)
-        reports += [report_of(patient, visit, share, style) for visit in patient.visits for share in (0.0, 1.0)]
+        reports += [
+            report_of(patient, visit, share, style, options) for visit in patient.visits for share in (0.0, 1.0)
+        ]
     return reports
 
 
