@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import nibabel
 import numpy as np
+import pytest
 from make_dicom import ORIGIN, SPACING, Edit, chest, enhanced_dataset, name_of, put, write_series
 from PIL import Image
 from pydicom import dcmread
@@ -47,10 +48,11 @@ def check_ct(folder: Path, expected: Right | str | tuple[str, ...], make: Make, 
     if isinstance(expected, Right):
         volume = read_ct(path)
         assert set(folder.rglob("*")) == before  # nothing is unpacked
-        assert np.array_equal(volume.hu, chest())
+        assert volume.hu.dtype == np.int16 and np.array_equal(volume.hu, chest())
         notes = tuple(note.reason for note in volume.warnings)
         assert notes == expected.notes, volume.warnings
         assert not expected.notes or re.search(said, "\n".join(note.text for note in volume.warnings))
+        assert volume.spacing_mm == pytest.approx((expected.step, *SPACING[1:]), abs=0.02)
         assert np.abs(volume.affine - AFFINE @ np.diag([1, 1, expected.step / SPACING[0], 1])).max() < 0.02
         return
     with refused(expected, said) as error:

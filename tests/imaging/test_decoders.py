@@ -52,15 +52,15 @@ REFUSED = ("undecodable", "unsupported-transfer-syntax", "truncated")
 
 @pytest.mark.parametrize("name", SYNTAXES)
 def test_each_syntax_is_read_and_a_cut_stream_is_refused(tmp_path, name):
-    good = compressed(SYNTAXES[name])
-    write_series(tmp_path / "good", patient(), edit=good)
-    volume = read_ct(tmp_path / "good")
+    write_series(tmp_path, patient(), edit=compressed(SYNTAXES[name]))
+    volume = read_ct(tmp_path)
     assert np.array_equal(volume.hu, patient()) and volume.warnings == ()
     for share in (0.02, 0.3, 0.7, 0.95):
         cut = compressed(SYNTAXES[name], lambda frame, share=share: frame[: int(len(frame) * share)])
-        write_series(tmp_path / "cut", patient(), edit=lambda ds, i, cut=cut: (cut if i == 5 else good)(ds, i))
+        cut(ds := slice_dataset(patient()[5], 5))
+        ds.save_as(tmp_path / name_of(5, 9), enforce_file_format=True)
         with refused(REFUSED):
-            read_ct(tmp_path / "cut")
+            read_ct(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["JPEG-LS", "JPEG", "JPEG 2000", "HTJ2K"])
@@ -81,7 +81,7 @@ def test_a_flipped_bit_of_jpeg_ls_is_refused_or_of_few_voxels(tmp_path):
     rng, file, right = np.random.default_rng(0), tmp_path / name_of(0, 9), patient()
     content = file.read_bytes()
     frame = get_frame(dcmread(file).PixelData, 0, number_of_frames=1)
-    for _ in range(40):
+    for _ in range(20):
         changed = bytearray(content)
         changed[content.index(frame) + int(rng.integers(len(frame)))] ^= 1 << int(rng.integers(8))
         file.write_bytes(changed)
@@ -131,9 +131,9 @@ def test_a_radiograph_of_lossy_jpeg(tmp_path, syntax, bits):
 
 def test_a_slice_unlike_its_neighbours_is_noted(tmp_path):
     """Half of a slice is shifted, as when a decoder lost its place; a decoder of JPEG 2000 complains of nothing."""
-    hu = trunk()
+    hu = trunk()[8:18]
     damaged = hu.copy()
-    damaged[12, :, :32] = np.roll(hu[12], 20, axis=0)[:, :32]
+    damaged[4, :, :32] = np.roll(hu[4], 20, axis=0)[:, :32]
     for name, volume in (("good", hu), ("bad", damaged)):
         write_series(tmp_path / name, volume, edit=lambda ds, i: compress(ds, JPEG2000Lossless))
     assert read_ct(tmp_path / "good").warnings == ()

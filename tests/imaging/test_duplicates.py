@@ -8,7 +8,7 @@ from datetime import datetime
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from kits import write_noise
 from make_dicom import trunk, write_series
@@ -37,6 +37,7 @@ def splits(cohort):
     return {sample.visit.patient_id: sample.split for sample in cohort.samples(None)}
 
 
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)).filter(lambda pair: pair[0] != pair[1])))
 def test_groups_are_the_connected_patients(pairs):
     groups, graph = linked((str(a), str(b)) for a, b in pairs), np.zeros((10, 10))
@@ -68,7 +69,7 @@ def test_a_job_that_sees_coarse_images_does_not_decide_who_is_alike(tmp_path):
     """Else it would choose the splits: whoever looks like a training patient in 16 pixels trains too."""
     rng, images = np.random.default_rng(0), []
     common = np.kron(rng.integers(60, 196, (16, 16)), np.ones((4, 4)))
-    for i in range(N):
+    for i in range(8):
         fine = np.kron(rng.choice([-50, 50], (16, 16)), np.kron([[1, -1], [-1, 1]], np.ones((2, 2))))
         images.append(tmp_path / f"{i}.png")
         Image.fromarray((common + fine).astype(np.uint8)).save(images[-1])

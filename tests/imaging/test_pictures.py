@@ -226,9 +226,11 @@ def test_dicom_depth_window_and_monochrome1(tmp_path, bits, window):
     assert np.abs(other.astype(int) - radiograph).max() <= 2
 
 
-def test_a_window_clips(tmp_path):
+def test_a_window_clips_and_one_of_other_pixels_is_passed_over(tmp_path):
     seen = read_radiograph(radiograph(WindowCenter=2000, WindowWidth=400)(tmp_path))
     assert (seen[GREY16 < 1800] == 0).all() and (seen[GREY16 > 2200] == 255).all()
+    plain = read_radiograph(radiograph()(tmp_path))
+    assert np.array_equal(read_radiograph(radiograph(WindowCenter=127, WindowWidth=255)(tmp_path)), plain)
 
 
 @pytest.mark.parametrize("tags, reason", cases(__file__, "views.yaml"))
@@ -282,11 +284,6 @@ def test_a_tiff_in_which_white_is_zero(tmp_path, kind):
     assert np.corrcoef(read_radiograph(path).ravel(), GREY.ravel())[0, 1] > 0.999
 
 
-def test_a_window_of_other_pixels_is_passed_over(tmp_path):
-    plain = read_radiograph(radiograph()(tmp_path))
-    assert np.array_equal(read_radiograph(radiograph(WindowCenter=127, WindowWidth=255)(tmp_path)), plain)
-
-
 def test_burnt_in_letters_darken_nothing(tmp_path):
     film = np.random.default_rng(0).normal(1000, 200, (100, 100)).clip(0, 2000).astype(np.uint16)
     plain = read_radiograph(radiograph(film, 16)(tmp_path))
@@ -300,15 +297,12 @@ COLOURS = np.stack(np.broadcast_arrays(np.arange(40)[:, None] * 6, np.arange(60)
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "P"])
-def test_colours_stay_and_greys_get_three_equal_channels(tmp_path, mode):
+def test_colours_stay_greys_get_three_equal_channels_and_a_turned_photograph_is_set_upright(tmp_path, mode):
     Image.fromarray(COLOURS).convert(mode).save(tmp_path / "f.png")
     seen = read_photograph(tmp_path / "f.png")
     assert seen.dtype == np.uint8 and seen.shape == (3, 40, 60)
     assert not mode.startswith("RGB") or np.array_equal(seen, COLOURS.transpose(2, 0, 1))
     assert mode != "L" or (seen == seen[:1]).all()
-
-
-def test_a_turned_photograph_is_set_upright(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.fromarray(COLOURS).save(tmp_path / "f.jpg", exif=exif, quality=100)
