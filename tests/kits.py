@@ -17,16 +17,16 @@ def make_kit(folder, site_file="source: synthetic\n"):
     return folder
 
 
-def provisioned(repository, folder, sites=None):
-    """FLARE's kits of the trial project, with gates and, if given, other sites."""
+def provisioned(repository, folder, sites=None, more=()):
+    """FLARE's kits of the trial project, with gates and, if given, other sites and ``more`` participants."""
     content = yaml.safe_load((repository / "provisioning" / "project-localhost.yml").read_text()) | {"release": {}}
     if sites:
         others = [entry for entry in content["participants"] if entry["type"] != "client"]
         content["participants"] = [*others, *({"name": name, "type": "client", "org": "hub"} for name in sites)]
+    content["participants"] = [*content["participants"], *more]
     (folder / "project.yml").write_text(yaml.safe_dump(content))
-    assert (
-        not Provisioner(str(folder), prepare_builders(content)).provision(prepare_project(content)).get("build_error")
-    )
+    provisioner = Provisioner(str(folder), prepare_builders(content))
+    assert not provisioner.provision(prepare_project(content)).get("build_error")
     kits = folder / "fedtar_trial" / "prod_00"
     return SimpleNamespace(project=folder / "project.yml", of=kits, root=kits / "localhost" / "startup" / "rootCA.pem")
 

@@ -65,12 +65,8 @@ def test_known_and_new_findings_are_scored_apart_over_all_pairs_and_as_a_mean_of
     predicted = [{"nodule"}, {"cavity", "nodule"}, {"nodule"}, {"cavity"}]
     cavity, nodule = 2 * 1 / (2 + 2), 2 * 2 / (2 + 3)
     assert known_and_new(truth, predicted, {"nodule"}, "pqrs") == pytest.approx({
-        "finding_f1": 2 * 3 / (5 + 5),
-        "finding_f1_macro": (cavity + nodule + 0) / 3,
-        "finding_f1_known": nodule,
-        "finding_f1_known_macro": nodule,
-        "finding_f1_new": 2 * 1 / (3 + 2),
-        "finding_f1_new_macro": cavity / 2,
+        "finding_f1": 2 * 3 / (5 + 5), "finding_f1_macro": (cavity + nodule + 0) / 3, "finding_f1_known": nodule,
+        "finding_f1_known_macro": nodule, "finding_f1_new": 2 * 1 / (3 + 2), "finding_f1_new_macro": cavity / 2,
         "finding_recall_new": 1 / 3,
     })  # fmt: skip
     nothing_new = known_and_new([{"nodule"}], [{"nodule"}], {"nodule"}, "p")

@@ -4,10 +4,7 @@ import os
 from contextlib import contextmanager
 
 import pytest
-import yaml
-from kits import make_kit
-from nvflare.lighter.provision import prepare_builders, prepare_project
-from nvflare.lighter.provisioner import Provisioner
+from kits import make_kit, provisioned
 
 from fedtar_flare.core.files import locked, private_folder
 from fedtar_flare.provision.kit import complete_kit
@@ -43,17 +40,11 @@ def wide(folder):
 
 @pytest.fixture(scope="module")
 def project(repository, tmp_path_factory):
-    """Provisioned by FLARE, with a server, two hospitals, a relay and two people."""
-    content = yaml.safe_load((repository / "provisioning" / "project-localhost.yml").read_text())
+    """Provisioned by FLARE, with a server, two hospitals, a relay and people."""
     relay = {"name": "relay", "type": "relay", "org": "hub"}
     relay |= {"listening_host": {"default": "localhost", "scheme": "grpc", "port": 8102}}
-    content["participants"] = [p for p in content["participants"] if p["name"] != "hospital-c"] + [relay]
-    folder = tmp_path_factory.mktemp("project")
     with widest():
-        prepared = prepare_project(content)
-        ctx = Provisioner(str(folder), prepare_builders(content)).provision(prepared)
-    assert not ctx.get("build_error")
-    return folder / "fedtar_trial"
+        return provisioned(repository, tmp_path_factory.mktemp("project"), ["hospital-a"], [relay]).of.parent
 
 
 def test_a_provisioned_project_is_its_owner_s_alone(project):
@@ -66,9 +57,8 @@ def test_a_provisioned_project_is_its_owner_s_alone(project):
 def test_a_project_that_was_provisioned_wide_is_narrowed_before_keys_are_written_again(project, repository):
     (project / "state" / "cert.json").chmod(0o644)
     (project / "state").chmod(0o755)
-    content = yaml.safe_load((repository / "provisioning" / "project-localhost.yml").read_text())
     with widest():
-        Provisioner(str(project.parent), prepare_builders(content)).provision(prepare_project(content))
+        provisioned(repository, project.parent)
     assert wide(project) == set() and (project / "prod_01").is_dir()
 
 

@@ -24,13 +24,9 @@ CHANNELS = ["admin", "client_command", "_net_manager", "aux_communication", "dow
 
 
 REFUSED = [
-    (SITE, BEHIND),
-    (SITE_JOB, BEHIND_JOB),
-    (BEHIND, SITE_JOB),
-    ("console", SITE),
-    ("relay", BEHIND),
+    (SITE, BEHIND), (SITE_JOB, BEHIND_JOB), (BEHIND, SITE_JOB), ("console", SITE), ("relay", BEHIND),
     (BEHIND, "relay"),
-]
+]  # fmt: skip
 ANSWERED = [(SERVER, SITE), (SERVER_JOB, BEHIND_JOB), (SERVER_JOB, SERVER), (SERVER, SERVER_JOB)]
 ANSWERED += [(SITE, SITE_JOB), (SITE_JOB, SITE)]
 
@@ -117,13 +113,9 @@ def test_no_reply_passes_between_hospitals_or_in_the_server_s_name(here, origin,
 
 NEIGHBOURS = "relay", "relay-south", BEHIND, SITE
 NAMES = (
-    *NEIGHBOURS,
-    SITE_JOB,
-    BEHIND_JOB,
-    f"hospital-c.{JOB}",
-    f"relay.hospital-c.{JOB}",
+    *NEIGHBOURS, SITE_JOB, BEHIND_JOB, f"hospital-c.{JOB}", f"relay.hospital-c.{JOB}",
     f"relay-south.hospital-d.{JOB}",
-)
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("here", [SERVER, SERVER_JOB])

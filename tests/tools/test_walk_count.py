@@ -1,4 +1,4 @@
-"""How many functions, files and rooms a reader meets who follows one task: it may shrink, and not grow."""
+"""A reader's walks through the code may shrink and not grow; pages made from the code are those of the code."""
 
 import os
 import re
@@ -6,6 +6,8 @@ import subprocess
 import sys
 
 import pytest
+
+from tools.make_reference import PAGES, REFERENCE
 
 
 @pytest.mark.slow
@@ -20,3 +22,10 @@ def test_a_walk_stays_short(repository, home, walk, functions, files, rooms):
     assert done.returncode == 0, done.stderr
     counts = map(int, re.findall(r"\d+", done.stdout))
     assert all(count <= most for count, most in zip(counts, (functions, files, rooms), strict=True)), done.stdout
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_is_what_the_code_says(name):
+    if name == "cli.md" and sys.version_info[:2] != (3, 11):
+        pytest.skip("argparse words its help differently in other versions of Python")
+    assert PAGES[name]() == (REFERENCE / name).read_text(encoding="utf-8"), "run python -m tools.make_reference"
