@@ -141,10 +141,10 @@ def test_generate_refuses_what_cannot_be_right(runs, tmp_path, prior, options, w
     assert draft is None and words in err and "Traceback" not in err
 
 
-SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("adalora", "vera", "loha", "none")]
+SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("prefix", "adalora", "vera", "loha", "none")]
 
 
-@pytest.mark.parametrize("kind", ["prompt", "prefix", *SLOW])
+@pytest.mark.parametrize("kind", ["prompt", *SLOW])
 def test_the_text_is_that_of_the_run(tmp_path, monkeypatch, kind):
     monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
     own = {"lora": {"exchange": ["pooling.*", "projection.*"]}} if kind == "none" else {}
