@@ -82,11 +82,9 @@ class FederatedController(ModelController):
             self.results_folder, run_dir, self.fl_ctx.get_job_id(), config.resume_from, config.keep_checkpoints
         )
         with self._recorded():
-            first = w = self._begin()
+            w = self._begin()
             for r in range(self.first_round, config.num_rounds + 1):
                 self.round = r
-                if config.restart and (r - 1) % config.rounds_per_period == 0:
-                    w = first
                 self.membership.admit_late_sites(w, r)
                 w = self.strategy.one_round(w, r)
                 self._save(w, r)
@@ -95,7 +93,7 @@ class FederatedController(ModelController):
         except Exception as error:  # the run is whole and saved: a page that cannot be written must not fail it
             self.exception(f"the closing page or box could not be written: {error}")
 
-    def train(self, w: Tensors, r: int, t: int, alpha: float = 1.0) -> tuple[dict[str, torch.Tensor] | None, Answers]:
+    def train(self, w: Tensors, r: int, t: int) -> tuple[dict[str, torch.Tensor] | None, Answers]:
         """Have the sites train at step t, and aggregate their updates.
 
         Parameters
@@ -104,8 +102,6 @@ class FederatedController(ModelController):
             Weights to train from.
         r, t : int
             Round and time step.
-        alpha : float
-            Weight with which the method will add the aggregate, for the sites to know.
 
         Returns
         -------
@@ -117,7 +113,7 @@ class FederatedController(ModelController):
         step = TrainingStep(self, w, down, r)
         with step.updates:
             # 1. Weights go down; each update is checked, brought to one form and stored as it comes.
-            header = replace(self.header(r, t, after=version(r, t - 1)), alpha=alpha)
+            header = self.header(r, t, after=version(r, t - 1))
             answers = self.send_task(TRAIN, header, down, self.strategy.trainers(), step.accept)
             # 2. Late updates of this step of an earlier round join.
             self.exchange.add_late_answers(answers, header, step.accept)

@@ -46,7 +46,6 @@ class ServerConfig(Settings):
         description="simulation: visits of the next time step arrive after so many rounds and are scored before they "
         "are learnt; 0: all visits are there from the start",
     )
-    restart: bool = Field(False, description="with rounds_per_period: each period begins with the run's first weights")
     update_norm_limit: float = Field(
         10.0, gt=0, description="an update is refused if its norm is above this times the norm of the weights"
     )
@@ -78,8 +77,6 @@ class ServerConfig(Settings):
                 f"0, or enough for {self.num_rounds} rounds: with {self.time_steps} periods there are {scored_alone}, "
                 "because visits of the last period are only scored",
             )
-        if self.restart and (self.resume_from or not self.rounds_per_period):
-            yield "restart", "false without rounds_per_period, and in a run that is resumed"
         if self.resume_from and self.initial_checkpoint:
             yield "initial_checkpoint", "empty where resume_from is given"
         if self.remake_before and not self.resume_from:

@@ -1,7 +1,6 @@
 """Visits that arrive period by period: what is learnt and scored when, and that the future tells nothing."""
 
 import dataclasses
-import itertools
 
 import pytest
 import torch
@@ -40,11 +39,11 @@ def sites(*names):
 
 
 @settings(max_examples=5)
-@given(form=st.sampled_from(("softmax", "sigmoid")), embedding=st.sampled_from(("table", "age")), n=st.integers(1, 2))
-def test_theorem_1_holds_over_periods_with_psi_carried_on(tmp_path_factory, form, embedding, n):
+@given(form=st.sampled_from(("softmax", "sigmoid")), n=st.integers(1, 2))
+def test_theorem_1_holds_over_periods_with_psi_carried_on(tmp_path_factory, form, n):
     """The last weights are a mean of the first ones and of all that sites aimed at, though T grows on the way."""
     there, folder = sites("site-a", "site-b"), tmp_path_factory.mktemp("run")
-    given_ = {"time_steps": T, "alpha_form": form, "time_embedding": embedding, "rounds_per_period": n}
+    given_ = {"time_steps": T, "alpha_form": form, "rounds_per_period": n}
     controller = federation(folder / "whole", there, num_rounds=3 * n, **given_)
     events = run(controller)
     walked = [(one.round, one.step) for one in events["residual"]]
@@ -62,11 +61,7 @@ def test_theorem_1_holds_over_periods_with_psi_carried_on(tmp_path_factory, form
     for name in start:
         expected = sum(b * goal[name].double() for b, goal in zip(betas, goals, strict=True))
         torch.testing.assert_close(last(controller).weights[name].double(), expected, rtol=0, atol=1e-5)
-    for a, b in itertools.pairwise(events["outer"]):
-        if form == "sigmoid" and embedding == "age":  # a new period begins with the alpha that the newest one had
-            assert b.alpha_before[-1] == pytest.approx(a.alpha_after[-1])
-    grown = embedding != "table" and {"time_steps": T - 1}  # a table's new row is drawn with the others of a longer one
-    run(first := federation(folder / "two periods", sites(*there), num_rounds=2 * n, **given_ | (grown or {})))
+    run(first := federation(folder / "two periods", sites(*there), num_rounds=2 * n, **given_))
     kept = str(first.results_folder / "checkpoint")
     run(then := federation(folder / "the third", sites(*there), num_rounds=3 * n, resume_from=kept, **given_))
     assert same_bits(last(controller), last(then)), "the next period may be a job of its own"
@@ -85,9 +80,6 @@ def test_scores_come_at_the_end_of_periods_and_from_a_late_site_before_it_learns
     assert read_run(controller.results_folder).ahead == {2: dict.fromkeys(("site-a", "site-b"), SCORES["steps"]["2"])}
     shown = read_run(controller.results_folder).shown
     assert controller.results.best == shown.round == 6, "rounds that were validated on other visits are not compared"
-    federation_of("fedavg")(tmp_path / "b", there, **given_, restart=True).run()
-    got, start = there["site-a"].received, there["site-a"].start()
-    assert all(got[r, 0][name].equal(start[name]) is (r in (1, 3, 5)) for r in range(1, 7) for name in NAMES)
 
 
 @pytest.mark.parametrize("method", ["fedtar", "local"])

@@ -30,7 +30,7 @@ def test_what_a_method_cannot_do_is_refused_by_the_name_of_the_setting():
             FederatedController(method, **{name: value, "time_steps": 2} | others)
 
 
-CHANGED = {"num_rounds": 5, "max_share": 0.5, "wait_seconds": 2.5, "restart": False, "unseen": ["site-3"], "seed": 7}
+CHANGED = {"num_rounds": 5, "max_share": 0.5, "wait_seconds": 2.5, "unseen": ["site-3"], "seed": 7}
 
 
 @pytest.mark.parametrize("kind", [FederatedController, TemporalResidualController])

@@ -30,10 +30,7 @@ class Residual(Event):
 
 
 class Outer(Event):
-    """One outer step (Eq. 8); ``t_numbers`` are None where a site did not receive every step of the round.
-
-    ``retained`` are rho_1..rho_T of a corrected hypergradient.
-    """
+    """One outer step (Eq. 8); ``t_numbers`` are None where a site did not receive every step of the round."""
 
     kind: ClassVar[str] = "outer"
     curves: ClassVar[dict[str, str]] = {"alpha": "alpha_after"}
@@ -41,7 +38,6 @@ class Outer(Event):
     t_numbers: dict[str, list[float] | None] = {}
     left_out: dict[str, str] = {}
     psi_grad_norm: float | None = None
-    retained: list[float] | None = None
     alpha_before: list[float]
     alpha_after: list[float]
 

@@ -8,8 +8,7 @@ gradient is, exactly and with wbar_t held fixed,
 with g the gradient of the validation loss at w_T. A site knows w_0..w_T from the broadcasts, so it sends the T numbers
 ``<g, w_t - w_{t-1}>``; neither the gradient nor any data leaves it. autograd carries dL/dalpha on into psi.
 
-wbar_t depends on w_{t-1}, though: local training keeps a share rho_t of its start, so that early steps count for more.
-With ``hypergradient: corrected`` the factor is ``1 - alpha_y (1 - rho_y)``, with rho_y of :class:`RetainedShares`.
+wbar_t depends on w_{t-1}, though: local training keeps a share of its start, so that early steps count for more.
 """
 
 import math
@@ -19,7 +18,6 @@ import torch
 from torch import nn
 
 from fedtar_flare.core.errors import ConfigError, ExchangeError
-from fedtar_flare.core.files import without_prefix
 from fedtar_flare.learning.training import load_optimizer_state, optimizer_state
 from fedtar_flare.methods.fedtar.config import AlphaConfig
 from fedtar_flare.protocol.exchange import Tensors
@@ -58,7 +56,7 @@ def residual_step(w: Tensors, mean: Tensors, alpha: float) -> tuple[dict[str, to
 class AlphaPolicy(nn.Module):
     """alpha_1..alpha_T from psi: a learnable table of time embeddings and one hidden ReLU layer (Eq. 8), in float64.
 
-    With ``time_embedding: age`` :func:`ages` replace the table. ``embedding_dim`` is d_psi, of embeddings and layer.
+    ``embedding_dim`` is d_psi, of embeddings and layer.
     """
 
     def __init__(self, time_steps: int, config: AlphaConfig, *, embedding_dim: int = 32, seed: int = 0):
@@ -73,8 +71,8 @@ class AlphaPolicy(nn.Module):
         def draw(*shape: int, scale: float) -> nn.Parameter:
             return nn.Parameter(torch.randn(*shape, generator=generator, dtype=torch.float64) * scale)
 
-        self.time_steps, self.embedding_dim = time_steps, (d := embedding_dim)
-        self.embedding = draw(time_steps, d, scale=1.0) if config.time_embedding == "table" else None
+        self.time_steps, d = time_steps, embedding_dim
+        self.embedding = draw(time_steps, d, scale=1.0)
         self.hidden_weight = draw(d, d, scale=math.sqrt(2 / d))
         self.hidden_bias = nn.Parameter(torch.zeros(d, dtype=torch.float64))
         self.output_weight = draw(d, scale=0.01 / math.sqrt(d))  # small: the alphas start near equal
@@ -87,20 +85,9 @@ class AlphaPolicy(nn.Module):
         n = steps or self.time_steps
         if self.alpha_form in FIXED:
             return self.given[:n] if self.alpha_form == "given" else torch.full((n,), 1 / n, dtype=torch.float64)
-        embedding = ages(n, self.embedding_dim) if self.embedding is None else self.embedding[:n]
-        hidden = torch.relu(embedding @ self.hidden_weight.T + self.hidden_bias)
+        hidden = torch.relu(self.embedding[:n] @ self.hidden_weight.T + self.hidden_bias)
         logits = hidden @ self.output_weight + self.output_bias
         return torch.softmax(logits, 0) if self.alpha_form == "softmax" else torch.sigmoid(logits)
-
-
-def ages(steps: int, width: int) -> torch.Tensor:
-    """Sinusoids (Vaswani et al., 2017) of the age of each step, counted in steps until the newest: (steps, width).
-
-    Wavelengths grow from 2 pi to 200 pi steps; the mean square of a row is 1, as in the table. Float64.
-    """
-    age = torch.arange(steps - 1, -1, -1, dtype=torch.float64)
-    angles = age[:, None] * 100 ** -torch.linspace(0, 1, width // 2, dtype=torch.float64)
-    return math.sqrt(2) * torch.cat([angles.sin(), angles.cos()], 1)
 
 
 def pool_t_numbers(numbers: Mapping[str, Sequence[float]], reports: Mapping[str, int]) -> torch.Tensor:
@@ -112,13 +99,10 @@ def pool_t_numbers(numbers: Mapping[str, Sequence[float]], reports: Mapping[str,
     return pooled
 
 
-def hypergradient(
-    numbers: torch.Tensor, alphas: torch.Tensor, taken: torch.Tensor, retained: Sequence[float] | None = None
-) -> torch.Tensor:
+def hypergradient(numbers: torch.Tensor, alphas: torch.Tensor, taken: torch.Tensor) -> torch.Tensor:
     """dL/dalpha (T,), exact in float64, from the T numbers (see the module; supplement, Eq. 16 to 19).
 
     It is 0 at steps that were not ``taken`` (T,), which have no factor in the products, and below :data:`ALPHA_FLOOR`.
-    ``retained`` are rho_1..rho_T; None: 0, the paper's form.
     """
     alphas, numbers = alphas.detach().double(), numbers.detach().double()
     gradient = torch.zeros_like(alphas)
@@ -126,56 +110,19 @@ def hypergradient(
     for t in range(len(alphas), 0, -1):
         if taken[t - 1] and not alphas[t - 1] < ALPHA_FLOOR:  # a NaN stays seen
             gradient[t - 1] = rest * numbers[t - 1] / alphas[t - 1]
-            rest *= 1.0 - float(alphas[t - 1]) * (1.0 - (retained[t - 1] if retained else 0.0))
+            rest *= 1.0 - float(alphas[t - 1])
     return gradient
-
-
-class RetainedShares:
-    """rho_t, the share of a step's start that its training keeps, from starts and mean updates of successive rounds.
-
-    Where the start w of step t moves by d from one round to the next, wbar_t(w) moves by rho_t d, and the update
-    ``wbar_t(w) - w`` by ``(rho_t - 1) d``: least squares over all rounds so far give rho_t.
-    """
-
-    def __init__(self) -> None:
-        self._before: dict[int, torch.Tensor] = {}
-        self._sums: dict[int, torch.Tensor] = {}
-
-    def add(self, t: int, start: Tensors, update: Tensors) -> None:
-        """Take the start and the mean update of step t of a round."""
-        now = torch.stack([torch.cat([w[name].flatten().float() for name in sorted(start)]) for w in (start, update)])
-        if t in self._before:
-            d, change = now.double() - self._before[t].double()
-            self._sums[t] = self._sums.get(t, 0) + torch.stack([-d @ change, d @ d])
-        self._before[t] = now
-
-    def shares(self, steps: int) -> list[float]:
-        """rho_1..rho_T, within 0 and 1; 0, the paper's, for a step whose start has not moved yet."""
-        sums = [self._sums.get(t, torch.zeros(2)).tolist() for t in range(1, steps + 1)]
-        return [min(1.0, max(0.0, 1 - lost / moved)) if moved else 0.0 for lost, moved in sums]
-
-    def state(self) -> dict[str, torch.Tensor]:
-        """What a checkpoint stores."""
-        kinds = {"before": self._before, "sums": self._sums}
-        return {f"retained/{kind}/{t}": value for kind, values in kinds.items() for t, value in values.items()}
-
-    def load_state(self, state: Tensors) -> None:
-        """Restore :meth:`state`."""
-        for name, value in without_prefix(state, "retained/").items():
-            kind, t = name.split("/")
-            (self._before if kind == "before" else self._sums)[int(t)] = value
 
 
 class OuterOptimizer:
     """AdamW on psi (weight decay .01, learning rate eta), one step a round."""
 
     def __init__(self, policy: AlphaPolicy, *, eta: float = 1e-2):
-        self.policy, self.parameters, self.eta = policy, dict(policy.named_parameters()), eta
+        self.policy, self.parameters = policy, dict(policy.named_parameters())
         self._adamw = torch.optim.AdamW(self.parameters.values(), lr=eta)
 
-    def step(self, gradient: torch.Tensor, rate: float = 1.0) -> float:
-        """``psi <- psi - rate eta grad_psi L``, given dL/dalpha (T,), or of the first steps; ``||grad_psi L||``."""
-        self._adamw.param_groups[0]["lr"] = rate * self.eta
+    def step(self, gradient: torch.Tensor) -> float:
+        """``psi <- psi - eta grad_psi L``, given dL/dalpha (T,), or of the first steps; ``||grad_psi L||``."""
         self._adamw.zero_grad()
         self.policy.alphas(len(gradient)).backward(gradient.double())
         gradients = [p.grad for p in self.parameters.values() if p.grad is not None]

@@ -22,7 +22,6 @@ def test_the_paper_s_preset_is_the_whole_setting_and_what_is_given_wins():
     assert server.server.alpha_form == "softmax" and site.patient.lr == 1e-5
     assert site.patient.scale == site.lora.alpha / site.lora.rank == 32.0
     assert site.patient.time_conditioned is site.patient.common_start is False
-    assert (site.temporal.personal, server.server.hypergradient) == ("whole", "first_order")
     assert site.temporal.replay == server.temporal.replay == "none" and site.training.schedule == "constant"
     assert site.patient.profile == ("hash", "age", "sex") and site.model.encoder_name == "microsoft/cvt-21-384-22k"
     assert FedTARRecipe().executor.strategy.settings.patient.scale == 1.0, "no preset leaks"
