@@ -24,7 +24,6 @@ class LoRAConfig(Settings):
     exchange: tuple[str, ...] = Field(
         (), description="further parameters that are trained and exchanged whole: names with '*' for any text"
     )
-    dtype_up: Literal["float32", "bfloat16"] = Field("float32", description="number format of updates")
     mean: Literal["factors", "product", "ffa"] = Field(
         "factors",
         description="of the sites' adapters, whose rank a site file may lower (lora_rank): of A and B, padded with "

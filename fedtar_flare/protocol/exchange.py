@@ -20,11 +20,6 @@ __all__ = ["Tensors", "euclidean_norm"]
 Tensors = Mapping[str, torch.Tensor]
 Shapes = Mapping[str, tuple[int, ...]]
 
-WIRE_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-"""Number formats an update may travel in; the server's master copy is always float32."""
-MASTER_DTYPE = {"float32": torch.float32}
-"""Number format of whole weights, in both directions."""
-
 MAX_VALUES = 200_000_000
 """Most values that a site takes in one message: 800 MB in float32, more than the paper's whole model."""
 
@@ -32,7 +27,7 @@ MAX_TENSORS = 20_000
 """Most tensors in one message; they are counted before anything is done for each of them."""
 
 UNIT_TOLERANCE = 0.02
-"""Largest distance of a unit row's norm from 1: bfloat16 rounds to three digits."""
+"""Largest distance of a unit row's norm from 1."""
 
 _most_bytes = 4 * MAX_VALUES
 
@@ -44,23 +39,20 @@ _SENDS = {"nothing": "no tensors", "initial": "full weights", "difference": "a d
 
 @dataclass(frozen=True)
 class ExchangeSchema:
-    """Pairs of name and shape of the tensors that travel, sorted by name, and the number format of updates."""
+    """Pairs of name and shape of the tensors that travel, in float32, sorted by name."""
 
     shapes: tuple[tuple[str, tuple[int, ...]], ...]
-    dtype_up: str = "float32"
 
     def __post_init__(self) -> None:
-        if self.dtype_up not in WIRE_DTYPES:
-            raise ExchangeError(f"the number format of updates is not one of {', '.join(WIRE_DTYPES)}")
         if not self.shapes:
             raise ExchangeError("the exchange is empty: no tensor would travel; check the LoRA targets of the model")
         if self.parameters > MAX_VALUES:
             raise ExchangeError(f"the exchange has more than {MAX_VALUES} values")
 
     @classmethod
-    def of(cls, state: Tensors, dtype_up: str = "float32") -> "ExchangeSchema":
+    def of(cls, state: Tensors) -> "ExchangeSchema":
         """Describe a state dictionary."""
-        return cls(tuple(sorted((name, tuple(value.shape)) for name, value in state.items())), dtype_up)
+        return cls(tuple(sorted((name, tuple(value.shape)) for name, value in state.items())))
 
     @property
     def parameters(self) -> int:
@@ -69,24 +61,21 @@ class ExchangeSchema:
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to primitives, for the handshake."""
-        return {"shapes": {name: list(shape) for name, shape in self.shapes}, "dtype_up": self.dtype_up}
+        return {name: list(shape) for name, shape in self.shapes}
 
     @classmethod
     def from_dict(cls, data: Any) -> "ExchangeSchema":
-        """Read what :meth:`to_dict` wrote on another machine, which must hold no more than names, sizes and format."""
-        if not isinstance(data, Mapping) or set(data) != {"shapes", "dtype_up"}:
-            raise ExchangeError("the exchange schema is not a dictionary of 'shapes' and 'dtype_up' alone")
-        shapes, dtype_up = data["shapes"], data["dtype_up"]
-        if not isinstance(shapes, Mapping) or not isinstance(dtype_up, str):
-            raise ExchangeError("the exchange schema is malformed: no shapes by tensor name, or no number format")
-        check_tensor_names(shapes)
+        """Read what :meth:`to_dict` wrote on another machine, which must hold no more than names and sizes."""
+        if not isinstance(data, Mapping):
+            raise ExchangeError("the exchange schema is not a dictionary of shapes by tensor name")
+        check_tensor_names(data)
         pairs = []
-        for name, shape in shapes.items():
+        for name, shape in data.items():
             short = isinstance(shape, list | tuple) and len(shape) <= 8
             if not short or not all(type(size) is int and 0 <= size <= 2**31 for size in shape):
                 raise ExchangeError("the exchange schema is malformed: a shape is not a short list of whole numbers")
             pairs.append((name, tuple(shape)))
-        return cls(tuple(sorted(pairs)), dtype_up)
+        return cls(tuple(sorted(pairs)))
 
     def check(self, state: Tensors) -> None:
         """Refuse weights that are not exactly this exchange, finite and in float32."""
@@ -96,18 +85,18 @@ class ExchangeSchema:
         for name in sorted(set(shapes) - set(state)):
             raise ExchangeError(f"tensor '{name}' of the agreed exchange is missing")
         for name, shape in self.shapes:
-            check_tensor(name, state[name], shape, MASTER_DTYPE)
+            check_tensor(name, state[name], shape)
 
 
 # ---------------------------------------------------------------------- checks; they name a tensor, never its values
-def check_tensor(name: str, value: Any, shape: tuple[int, ...] | None, dtypes: Mapping[str, torch.dtype]) -> None:
-    """Refuse all but a finite dense tensor of this shape (None: any) and of one of these number formats."""
+def check_tensor(name: str, value: Any, shape: tuple[int, ...] | None = None) -> None:
+    """Refuse all but a finite dense float32 tensor of this shape (None: any)."""
     if not isinstance(value, torch.Tensor):
         raise ExchangeError(f"tensor '{name}' is a {type(value).__name__}, not a torch tensor")
     if value.layout != torch.strided or value.is_meta:
         raise ExchangeError(f"tensor '{name}' is not dense")
-    if value.dtype not in dtypes.values():
-        raise ExchangeError(f"tensor '{name}' has dtype {value.dtype}; allowed: {', '.join(dtypes)}")
+    if value.dtype != torch.float32:
+        raise ExchangeError(f"tensor '{name}' has dtype {value.dtype}; allowed: float32")
     if shape is not None and tuple(value.shape) != tuple(shape):
         raise ExchangeError(f"tensor '{name}' has shape {tuple(value.shape)}; agreed: {tuple(shape)}")
     if not torch.isfinite(value).all():
@@ -140,7 +129,7 @@ def check_inbound(tensors: Any) -> None:
     if values > MAX_VALUES:
         raise ExchangeError(f"the server sent {values} values in one message; the limit is {MAX_VALUES}")
     for name in sorted(tensors):
-        check_tensor(name, tensors[name], None, MASTER_DTYPE)
+        check_tensor(name, tensors[name])
 
 
 def check_update_size(update: Tensors, reference: Tensors, limit: float) -> None:
@@ -175,15 +164,7 @@ def check_names(contract: Contract, task: Task, names: Collection[str]) -> None:
             raise ExchangeError(f"tensor '{name}' is not allowed to leave in task '{task.name}'{hint}")
 
 
-def check_tensors(
-    contract: Contract,
-    task_name: str,
-    tensors: Any,
-    agreed: Shapes,
-    *,
-    sends: Sends,
-    dtypes: Mapping[str, torch.dtype] = WIRE_DTYPES,
-) -> None:
+def check_tensors(contract: Contract, task_name: str, tensors: Any, agreed: Shapes, *, sends: Sends) -> None:
     """Refuse a message's tensors unless the contract lets them pass, as ``sends`` says, in ``agreed`` shapes."""
     task = contract.task(task_name)
     if not isinstance(tensors, Mapping):
@@ -194,7 +175,7 @@ def check_tensors(
         raise ExchangeError(f"only {_SENDS[task.sends]} may leave in task '{task_name}', not {_SENDS[sends]}")
     check_names(contract, task, tensors)
     for name in sorted(tensors):
-        check_tensor(name, tensors[name], None, dtypes)
+        check_tensor(name, tensors[name])
         group = contract.group_of(task, name)
         assert group is not None  # by check_names
         _check_shape(group, name, tuple(tensors[name].shape), agreed.get(name))
@@ -282,7 +263,7 @@ def padded(update: Tensors, weights: Tensors) -> dict[str, torch.Tensor]:
 
 # ---------------------------------------------------------------------- fetching
 def register_tensors() -> None:
-    """Let FLARE send ``torch.Tensor`` as it is (float32 and bfloat16, no numpy in between), within the limits."""
+    """Let FLARE send ``torch.Tensor`` as it is (no numpy in between), within the limits."""
     from nvflare.app_opt.pt.decomposers import TensorDecomposer
     from nvflare.fuel.utils import fobs
 

@@ -33,7 +33,6 @@ class Exchange(Part):
     bytes: int = 0
     full_parameters: int = 0
     full_bytes: int = 0
-    dtype_up: str = "float32"  # of updates
 
 
 class Start(Event):

@@ -17,7 +17,7 @@ from fedtar_flare.core.errors import ConfigError, ExchangeError, FedTARError
 from fedtar_flare.core.files import coarse_checksums, coarsely_equal, read_json
 from fedtar_flare.core.text import columns, plain
 from fedtar_flare.protocol.contract import HANDSHAKE
-from fedtar_flare.protocol.exchange import MASTER_DTYPE, ExchangeSchema, Tensors, check_tensors
+from fedtar_flare.protocol.exchange import ExchangeSchema, Tensors, check_tensors
 from fedtar_flare.protocol.messages import Reply, compatible, version
 from fedtar_flare.runtime.aggregation import PLAUSIBLE, plausible_counts
 from fedtar_flare.runtime.exchange import Answers
@@ -138,8 +138,7 @@ class Membership:
             if tensors and site != source:
                 raise ExchangeError("it sent weights that nobody had asked it for")
             if site == source:
-                agreed = dict(schema.shapes)
-                check_tensors(contract, HANDSHAKE, tensors, agreed, sends="initial", dtypes=MASTER_DTYPE)
+                check_tensors(contract, HANDSHAKE, tensors, dict(schema.shapes), sends="initial")
                 initial[site] = {name: tensors[name].clone() for name in sorted(tensors)}
 
         first = before or run.first_round
@@ -255,7 +254,6 @@ def _row(reply: Reply) -> dict[str, Any]:
         "settings": reply.payload.get("settings"),
         "base weights": (reply.payload.get("model") or {}).get("fingerprint"),
         "description": hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16],
-        "updates in": schema.dtype_up,
         "tensors": len(schema.shapes),
         "parameters": schema.parameters,
         **{f"tensor {name}": list(shape) for name, shape in schema.shapes},

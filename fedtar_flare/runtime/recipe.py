@@ -84,8 +84,6 @@ class MethodRecipe(Recipe):
     seed : int
     torch_threads : int
         Threads of one task at a site.
-    mlflow : str
-        Tracking URI of an MLflow server, to which the run's curves go as well; empty: to TensorBoard alone.
     server : dict, optional
         Fields of :class:`~fedtar_flare.runtime.server_config.ServerConfig`, and settings of the method's algorithm at
         the server.
@@ -117,7 +115,6 @@ class MethodRecipe(Recipe):
         min_sites: int | None = None,
         seed: int = 0,
         torch_threads: int = 1,
-        mlflow: str = "",
         server: Mapping[str, Any] | None = None,
         **groups: Mapping[str, Any] | None,
     ):
@@ -145,7 +142,7 @@ class MethodRecipe(Recipe):
             "seed": seed,
         }
         self._arguments = {"name": name, "preset": preset, **common, "min_sites": min_sites}
-        self._arguments |= {"torch_threads": torch_threads, "mlflow": mlflow, "server": server, **groups}
+        self._arguments |= {"torch_threads": torch_threads, "server": server, **groups}
 
         # 2. The controller takes the server's settings, and the groups of the method's own.
         if repeated := sorted(common.keys() & at_server.keys()):
@@ -176,7 +173,7 @@ class MethodRecipe(Recipe):
         for filter_type in (FilterType.TASK_DATA, FilterType.TASK_RESULT):  # FLARE knows no "*": each task by its name
             guard = OutboundGuard(methods=[method], extra_names=list(site_settings.lora.exchange))
             job.to_clients(guard, filter_type=filter_type, tasks=tasks)
-        add_tracking(job, mlflow)
+        add_tracking(job)
         super().__init__(job)
         self._run_in(simulator=True)
 

@@ -18,7 +18,6 @@ from fedtar_flare.models.config import preset as model_preset
 from fedtar_flare.models.report_generator import ReportGenerator
 from fedtar_flare.models.weights import with_fingerprint
 from fedtar_flare.protocol.contract import CLOSE_ROUND, HANDSHAKE, TRAIN
-from fedtar_flare.protocol.exchange import WIRE_DTYPES
 from fedtar_flare.protocol.messages import abstain, ok, version
 from fedtar_flare.registry import Method
 from fedtar_flare.runtime.requirements import AdaptedModel, report_request
@@ -307,7 +306,7 @@ class ReportSite(SiteStrategy):
         if result.patients < least:
             return abstain(header, f"the updates were made from fewer than {least} patients"), None
         task.save_private(learner)
-        # 4. What leaves: counts rounded, losses only of enough patients, the update in the wire's number format.
+        # 4. What leaves: counts rounded, losses only of enough patients, the update.
         numbers = {"samples": float(shown)}
         if settings.seconds:
             numbers |= {"updates": float(result.updates), "planned_updates": float(updates)}
@@ -316,10 +315,7 @@ class ReportSite(SiteStrategy):
         if not private and least == 1:  # one visit can spoil an update
             numbers["skipped_updates"] = float(result.skipped_updates)
         reply = ok(header, numbers, dict(result.parts))
-        if not task.contract.task(TRAIN).up:
-            return reply, None
-        wire = WIRE_DTYPES[self.settings.lora.dtype_up]
-        return reply, {name: value.to(wire) for name, value in (result.update | further).items()}
+        return reply, result.update | further if task.contract.task(TRAIN).up else None
 
     def _close_round(self, task: Task) -> Answer:
         header, state = task.header, task.state

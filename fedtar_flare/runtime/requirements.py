@@ -173,7 +173,6 @@ def requirements(recipe: Any) -> dict[str, Any]:
     model = adapted.config
     sizes = adapted.sizes()
     exchanged = sizes.get("exchanged") if recipe.contract.shares else 0
-    half = adapted.lora.dtype_up == "bfloat16"
     return {
         "job": recipe.name,
         "fedtar_flare": __version__,
@@ -209,7 +208,7 @@ def requirements(recipe: Any) -> dict[str, Any]:
         },
         "leaves_the_site": {
             "values_per_exchange": exchanged,
-            "bytes_up_per_step": None if exchanged is None else exchanged * (2 if half else 4),
+            "bytes_up_per_step": None if exchanged is None else 4 * exchanged,
             **leaving(recipe.contract),
         },
     }

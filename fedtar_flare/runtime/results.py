@@ -152,7 +152,6 @@ class Results:
                     bytes=4 * schema.parameters,
                     full_parameters=int(model.get("parameters") or 0),
                     full_bytes=4 * int(model.get("parameters") or 0),
-                    dtype_up=schema.dtype_up,
                 ),
             )
         )

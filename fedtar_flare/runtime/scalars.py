@@ -4,13 +4,9 @@ What a site streams this way passes no result filter. So a real site sends nothi
 ``shares: [losses]``, and nothing where its policy may have a privacy filter (``site.context.streaming_allowed``).
 """
 
-from importlib.util import find_spec
-
 from nvflare.apis.analytix import ANALYTIC_EVENT_TYPE
 from nvflare.app_common.widgets.convert_to_fed_event import ConvertToFedEvent
 from nvflare.job_config.api import FedJob
-
-from fedtar_flare.core.errors import ConfigError
 
 
 class ScalarsToServer(ConvertToFedEvent):
@@ -20,16 +16,9 @@ class ScalarsToServer(ConvertToFedEvent):
         super().__init__(events_to_convert=[ANALYTIC_EVENT_TYPE])
 
 
-def add_tracking(job: FedJob, mlflow: str = "") -> None:
-    """Add the components that bring scalars to ``<server run folder>/tb_events/<site>/``, and to MLflow's URI."""
+def add_tracking(job: FedJob) -> None:
+    """Add the components that bring scalars to ``<server run folder>/tb_events/<site>/``."""
     from nvflare.app_opt.tracking.tb.tb_receiver import TBAnalyticsReceiver  # loads tensorboard: nothing for a site
 
     job.to_server(TBAnalyticsReceiver(), id="tensorboard")
     job.to_clients(ScalarsToServer(), id="event_to_fed")
-    if not mlflow:
-        return
-    if find_spec("mlflow") is None:
-        raise ConfigError("mlflow: its client is missing: pip install 'fedtar_flare[mlflow]', here and at the server")
-    from fedtar_flare.runtime.mlflow_runs import MLflowRuns
-
-    job.to_server(MLflowRuns(mlflow, job.name), id="mlflow")

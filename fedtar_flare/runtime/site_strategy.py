@@ -175,7 +175,7 @@ class SiteStrategy(ABC):
         handshake.
         """
         header, cohort, least = task.header, task.cohort, task.min_cell
-        schema = ExchangeSchema.of(start, self.settings.lora.dtype_up)
+        schema = ExchangeSchema.of(start)
         self.hold_to_cell_layout(task)
         about = {"data": self.settings.data.to_dict(), "seed": self.seed, "canaries": task.config.canaries}
         job = {"method": self.method.name, "preset": self.preset, "settings": self.groups}

@@ -31,7 +31,6 @@ from fedtar_flare.core.errors import ConfigError, ExchangeError
 from fedtar_flare.core.settings import matches
 from fedtar_flare.protocol.contract import TRAIN
 from fedtar_flare.protocol.exchange import (
-    WIRE_DTYPES,
     Tensors,
     check_tensors,
     check_update_size,
@@ -86,9 +85,7 @@ class TrainingStep:
 
         # 1. It has the names and shapes that were agreed on, at the site's own rank.
         agreed = sent_shapes(self.shapes, membership.lora_ranks[site], frozen_a=membership.lora_mean == "ffa")
-        dtype = membership.schema.dtype_up
-        dtypes = {dtype: WIRE_DTYPES[dtype]}
-        check_tensors(run.wire_contract, TRAIN, update, agreed, sends="difference", dtypes=dtypes)
+        check_tensors(run.wire_contract, TRAIN, update, agreed, sends="difference")
 
         # 2. Rows that the contract keeps apart by site go to the method.
         averaged, rows = dict[str, torch.Tensor](), dict[str, torch.Tensor]()

@@ -37,7 +37,7 @@ from fedtar_flare.core.errors import ExchangeError, FedTARError
 from fedtar_flare.core.files import locked
 from fedtar_flare.core.settings import Settings, build
 from fedtar_flare.protocol.contract import Contract, Field, Task
-from fedtar_flare.protocol.exchange import WIRE_DTYPES, check_tensor, euclidean_norm, register_tensors
+from fedtar_flare.protocol.exchange import check_tensor, euclidean_norm, register_tensors
 from fedtar_flare.protocol.messages import ABSTAIN, HEADER, OK, Reply, TaskHeader, check_field
 from fedtar_flare.registry import contract_of
 from fedtar_flare.site.accountant import FILE, Ledger, Spent
@@ -76,7 +76,7 @@ class GaussianPrivacy(Filter):
     ``noise_multiplier * 2 C``, since two clipped updates can lie 2 C apart (Dwork and Roth 2014, A.1). Of the noisy
     fields, a number is clipped to [0, ``loss_clip``] and a list of numbers to the L2 norm ``vector_clip``; scaled to
     [-1, 1] and to the unit ball, the m noisy fields that a task declares are one vector of sensitivity ``2 sqrt(m)``
-    and one release, with ``closing_noise_multiplier``. Noise is added before the cast to the wire's number format.
+    and one release, with ``closing_noise_multiplier``. Noise is added before the cast to float32.
     """
 
     def __init__(self, **settings: Any):
@@ -108,15 +108,15 @@ class GaussianPrivacy(Filter):
     def clipped(self, update: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Scale an update down to the L2 norm ``clip_norm`` over all tensors, in float64."""
         for name in sorted(update):
-            check_tensor(name, update[name], None, WIRE_DTYPES)
+            check_tensor(name, update[name])
         factor = min(1.0, self.settings.clip_norm / max(euclidean_norm(update), 1e-300))
         return {name: update[name].double() * factor for name in sorted(update)}
 
     def noisy_update(self, update: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Clip, add noise of standard deviation ``noise_multiplier * 2 clip_norm``, cast to the given number format."""
+        """Clip, add noise of standard deviation ``noise_multiplier * 2 clip_norm``, cast to float32."""
         scale = self.settings.noise_multiplier * 2 * self.settings.clip_norm
         return {
-            name: (value + scale * standard_normals(value.numel()).reshape(value.shape)).to(update[name].dtype)
+            name: (value + scale * standard_normals(value.numel()).reshape(value.shape)).float()
             for name, value in self.clipped(update).items()
         }
 
@@ -192,7 +192,7 @@ def _covered(contract: Contract, task: Task, dxo: DXO) -> Mapping[str, torch.Ten
     if SENDS.get(dxo.data_kind) != task.sends or not isinstance(dxo.data, Mapping):
         raise ExchangeError(f"data of kind '{dxo.data_kind}' is not covered in task '{task.name}'")
     for name in dxo.data:
-        check_tensor(str(name), dxo.data[name], None, WIRE_DTYPES)
+        check_tensor(str(name), dxo.data[name])
         group = contract.group_of(task, str(name))
         if group is not None and (group.personal or group.form != "averaged"):
             raise ExchangeError(f"tensors of the group '{group.name}' do not leave a site with a privacy filter")

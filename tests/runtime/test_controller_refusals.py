@@ -128,7 +128,7 @@ def other(name):
 
     def spoil(order, reply, tensors):
         reply.payload["versions"] = {"fedtar_flare": "0.0.1"}
-        reply.payload["schema"]["shapes"][NAMES[0]] = [9, 9]
+        reply.payload["schema"][NAMES[0]] = [9, 9]
         return reply, tensors
 
     return Spoilt(name, spoil, HANDSHAKE, [None] * 3)

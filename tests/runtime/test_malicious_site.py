@@ -64,7 +64,7 @@ ATTEMPTS = {
     "more tensors than any exchange": (TRAIN, update(lambda u: many(20_001)), "the limit is 20000"),
     "more names than any schema": (
         HANDSHAKE,
-        payload(schema={"shapes": SHAPES, "dtype_up": "float32"}),
+        payload(schema=SHAPES),
         "the limit is 20000",
     ),
     "weights that nobody asked for": (HANDSHAKE, update(lambda u: FOREIGN), "nobody had"),
@@ -87,7 +87,7 @@ ATTEMPTS = {
     "a split more, that ends the server's sums": (HANDSHAKE, payload(counts=COUNTS | {"more": 5}), "2 whole numbers"),
     "counts without training": (HANDSHAKE, payload(counts={}), "2 whole numbers"),
     "no counts": (HANDSHAKE, answer(payload={"settings": "same"}), "lacks the field 'counts'"),
-    "a schema of texts": (HANDSHAKE, payload(schema={"shapes": {"x": "wide"}, "dtype_up": "float32"}), "schema"),
+    "a schema of texts": (HANDSHAKE, payload(schema={"x": "wide"}), "schema"),
     "a text of 300,000 characters": (HANDSHAKE, payload(model={"note": "x" * 300_000}), "'model'"),
     "junk beside the scores": (CLOSE_ROUND, payload(scores={"steps": {"one": {"n": 2}}, "all": {}}), "'scores'"),
     "a loss of -10^15": (CLOSE_ROUND, numbers(validation_loss=-1e15), "not within 0 to 10000"),

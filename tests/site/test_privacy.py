@@ -25,9 +25,9 @@ from fedtar_flare.testing import FunctionFederation, QuadraticSite
 from fedtar_flare.testing import random_pair as pair
 
 
-def update(scale=1.0, dtype=torch.float32, size=200):
+def update(scale=1.0, size=200):
     generator = torch.Generator().manual_seed(3)
-    return {n: (scale * torch.randn(size, 3, generator=generator)).to(dtype) for n in (A, B)}
+    return {n: scale * torch.randn(size, 3, generator=generator) for n in (A, B)}
 
 
 def test_the_noise_is_standard_normal():
@@ -44,18 +44,16 @@ def test_the_bound_holds_and_a_small_update_is_not_scaled(scale):
     assert all(torch.allclose(clipped[n], min(1.0, 0.7 / norm) * sent[n].double()) for n in sent)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_noise_has_the_documented_scale(dtype):
+def test_the_noise_has_the_documented_scale():
     privacy = GaussianPrivacy(clip_norm=0.5, noise_multiplier=1.5)
-    sent = update(10.0, dtype, size=20_000)
+    sent = update(10.0, size=20_000)
     left = privacy.noisy_update(sent)
-    assert all(left[n].dtype == dtype for n in sent)
+    assert all(left[n].dtype == torch.float32 for n in sent)
     clipped = privacy.clipped(sent)
     noise = torch.cat([(left[n].double() - clipped[n]).flatten() for n in sent]).numpy()
     scale = 1.5 * 2 * 0.5
     assert noise.std() == pytest.approx(scale, rel=0.02) and abs(noise.mean()) < 0.02 * scale
-    if dtype == torch.float32:
-        assert stats.kstest(noise / scale, "norm").pvalue > 1e-4
+    assert stats.kstest(noise / scale, "norm").pvalue > 1e-4
 
 
 @pytest.mark.parametrize("rank", [1, 2, 4])

@@ -95,9 +95,6 @@ class LearnerSettings(Settings):
     momentum: float = Field(0.9, ge=0, lt=1, description="of SGD, tuning")
     eta_in: float = Field(0.05, gt=0, description="step size of alpha (Eq. 6)")
     mu: float = Field(0.01, ge=0, description="weight of FedProx' proximal term")
-    safeguard: Literal["off", "validation"] = Field(
-        "off", description="'validation': start from the common start where the mixture's validation loss is worse"
-    )
 
 
 class FedKEIConfig(Settings):

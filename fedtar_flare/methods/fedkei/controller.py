@@ -13,7 +13,7 @@ from fedtar_flare.methods.fedkei.contract import ADAPT, PROBE, PULL
 from fedtar_flare.methods.fedkei.events import Learnt, Mixed, SiteTask
 from fedtar_flare.methods.fedkei.mixture import Mixture, Pool, mixture_of
 from fedtar_flare.methods.fedkei.tasks import DiseaseTask
-from fedtar_flare.protocol.exchange import MASTER_DTYPE, Tensors, check_tensors, check_update_size
+from fedtar_flare.protocol.exchange import Tensors, check_tensors, check_update_size
 from fedtar_flare.protocol.messages import LEFT, Reply, version
 from fedtar_flare.runtime.aggregation import SpilledUpdates
 from fedtar_flare.runtime.checkpoint import SIMULATED_JOB
@@ -124,7 +124,7 @@ class FedKEIServer(ServerStrategy):
     def _check(self, task: str, tensors: Tensors, centres: Tensors) -> None:
         """Refuse (:class:`ExchangeError`) other names and shapes than those of the centres (ADAPT: of one centre)."""
         shapes = {name: tuple(value.shape) for name, value in centres.items() if not name.startswith(PULL)}
-        check_tensors(self.run.wire_contract, task, tensors, shapes, sends="difference", dtypes=MASTER_DTYPE)
+        check_tensors(self.run.wire_contract, task, tensors, shapes, sends="difference")
         for name, shape in sorted(shapes.items()):
             if name not in tensors:
                 raise ExchangeError(f"tensor '{name}' is missing")

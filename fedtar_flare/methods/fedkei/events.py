@@ -33,7 +33,6 @@ class SiteTask(TaskOutcome):
     mixture_loss: float | None = None
     start_loss: float | None = None
     final_loss: float | None = None
-    fell_back: bool = False
     seconds: dict[str, float] = {}
     rand_at_epoch: list[float] = []
     counts: dict[str, list[int]] = {}
@@ -41,7 +40,7 @@ class SiteTask(TaskOutcome):
     @property
     def gap(self) -> float | None:
         """Validation loss before tuning minus the loss after it; None where either is unknown."""
-        before, after = self.start_loss if self.fell_back else self.mixture_loss, self.final_loss
+        before, after = self.mixture_loss, self.final_loss
         return None if before is None or after is None else before - after
 
 

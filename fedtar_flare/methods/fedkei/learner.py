@@ -46,7 +46,7 @@ class Adapted:
 
     At e = 0..E ``curve`` is the AUC of the test split, None where it has one class, ``scores`` (E + 1, n) those of its
     images, and ``at_epoch`` the seconds of start and tuning, without evaluation. Losses are means over validation
-    examples of the mixture, of w0 and of theta. ``fell_back``: the safeguard made tuning begin from w0.
+    examples of the mixture, of w0 and of theta.
     """
 
     difference: dict[str, Tensor]
@@ -57,7 +57,6 @@ class Adapted:
     mixture_loss: float | None
     start_loss: float | None
     final_loss: float | None
-    fell_back: bool
     alpha: dict[Kind, list[float]]
     scores: Tensor
     membership: float | None
@@ -108,19 +107,15 @@ class TaskLearner(TaskModel):
         self._seconds = {}
         curvature = {name: value[0] for name, value in received.items() if name.startswith((IMPORTANCE, PULL))}
         centres = {name: value for name, value in received.items() if name not in curvature}
-        # 1. The start: theta of the mixture, or with the safeguard w0 where that is better.
+        # 1. The start: theta of the mixture.
         with self._timed("alpha"):
             c = self._columns(centres)
             alpha = self._alpha("fixed" if self.is_start(centres) else plan.alpha, c, data.train, task)
             theta = self.layout.tensors(self._theta(combined(c, alpha)))
             require_finite(theta)
-        with self._timed("safeguard"):
-            mixture_loss = self.mean_loss(self.vectors(theta), data.validation)
-            start_loss = self.mean_loss(self.vectors(self.start), data.validation)
-        guarded = self.settings.safeguard == "validation"
-        fell_back = guarded and start_loss is not None and not cast(float, mixture_loss) <= start_loss  # also NaN
-        before = self._seconds["alpha"] + (self._seconds["safeguard"] if guarded else 0)
-        self.load(self.start if fell_back else theta)
+        mixture_loss = self.mean_loss(self.vectors(theta), data.validation)
+        start_loss = self.mean_loss(self.vectors(self.start), data.validation)
+        self.load(theta)
 
         # 2. Tuning, with the scores of the test images at e = 0..E.
         curve: list[float | None] = []
@@ -128,7 +123,7 @@ class TaskLearner(TaskModel):
         scores: list[Tensor] = []
 
         def evaluate() -> None:
-            at_epoch.append(before + self._seconds.get("tuning", 0.0))
+            at_epoch.append(self._seconds["alpha"] + self._seconds.get("tuning", 0.0))
             with self._timed("evaluation"):
                 scores.append(self.scores(data.test))
                 curve.append(auc(data.test.labels.numpy(), scores[-1].numpy()))
@@ -161,7 +156,6 @@ class TaskLearner(TaskModel):
             mixture_loss=mixture_loss,
             start_loss=start_loss,
             final_loss=final_loss,
-            fell_back=fell_back,
             alpha={kind: value.tolist() for kind, value in alpha.items()},
             scores=torch.stack(scores),
             membership=membership,

@@ -27,16 +27,16 @@ def tasks(run: Run) -> Section | None:
     results = list(_learnt(run))
     if not results:
         return None
-    with_rand, fell_back = (any(getattr(result, name) for *_, result in results) for name in ("rand_auc", "fell_back"))
+    with_rand = any(result.rand_auc for *_, result in results)
     head = ["task", "site", "disease", "test images", *READINGS]
-    head += [*([*RAND, "epochs to Rand's"] if with_rand else []), "membership", *(["fell back"] if fell_back else [])]
+    head += [*([*RAND, "epochs to Rand's"] if with_rand else []), "membership"]
     rows = []
     for step, site, result in results:
         row = [str(step), site, _words(result.task), str(result.n) if result.n else NOTHING, *_readings(result.auc)]
         if with_rand:
             reached = epochs_to(result.auc, result.rand_auc[-1]) if result.rand_auc else NOTHING
             row += [*_readings(result.rand_auc), "not reached" if reached is None else str(reached)]
-        rows.append([*row, number(result.membership), *(["yes" if result.fell_back else ""] if fell_back else [])])
+        rows.append([*row, number(result.membership)])
     settings = run.start.settings.get("fedkei", {})
     lead = (
         f"Plan '{settings.get('plan')}', order '{settings.get('order')}'. The new disease of each task against all "
@@ -50,8 +50,6 @@ def tasks(run: Run) -> Section | None:
             " Rand is the same tuning from the common start; 'epochs to Rand's': until the AUC is as high as Rand's is "
             "when tuned."
         )
-    if fell_back:
-        lead += " 'Fell back': the safeguard took the common start."
     if "'small'" in str(run.start.model.get("base_model", "")):
         lead += " The shipped encoder has seen six of the phantoms' findings in its warm start, as reports."
     return Section("tasks", "Diseases", lead, table(head, rows, left={1, 2}), _lines(results))

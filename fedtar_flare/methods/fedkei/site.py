@@ -25,7 +25,6 @@ from fedtar_flare.methods.fedkei.tasks import LocalTask, without_some
 from fedtar_flare.models.adapters.lora import shared_parameters
 from fedtar_flare.models.classifier import ClassifierConfig, bare_classifier, build_classifier
 from fedtar_flare.models.outline import EMBEDDING
-from fedtar_flare.models.volume_encoder import check_volumes
 from fedtar_flare.models.weights import with_fingerprint
 from fedtar_flare.protocol.contract import HANDSHAKE
 from fedtar_flare.protocol.exchange import Tensors
@@ -156,8 +155,6 @@ class FedKEISite(SiteStrategy):
     # ------------------------------------------------------------------ the three tasks
     def _handshake(self, task: Task) -> Answer:
         header, weights, state = task.header, task.weights, task.state
-        if self.settings.model.whole_volumes:
-            check_volumes({visit.modality for visit in task.cohort.visits})
         gives_start = header.initial_site == task.site.name
         if gives_start:
             require_start(task)
@@ -267,7 +264,7 @@ def _outcome(data: LocalTask, adapted: Adapted, rand: Adapted | None) -> tuple[d
     numbers = {"samples": float(data.samples), "train_loss": round_loss(fmean(adapted.losses), data.samples, least)}
     if least == 1:  # one image can spoil an update
         numbers["skipped_updates"] = float(adapted.skipped_updates)
-    scores: dict[str, Any] = {"n": data.scored, "fell_back": int(adapted.fell_back), "seconds": adapted.seconds}
+    scores: dict[str, Any] = {"n": data.scored, "seconds": adapted.seconds}
     scores["at_epoch"] = adapted.at_epoch
     for name in ("mixture_loss", "start_loss", "final_loss"):
         if (loss := getattr(adapted, name)) is not None:

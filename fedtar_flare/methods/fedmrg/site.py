@@ -16,7 +16,6 @@ from fedtar_flare.methods.fedavg import PooledSite
 from fedtar_flare.methods.fedmrg.bank import FEATURES, rows_of_round
 from fedtar_flare.methods.fedmrg.contract import BRANCH
 from fedtar_flare.methods.fedmrg.dual_adapter import decoder_targets
-from fedtar_flare.protocol.exchange import WIRE_DTYPES
 from fedtar_flare.runtime.requirements import AdaptedModel
 from fedtar_flare.runtime.task import PRODUCTION_MIN_CELL, Task
 from fedtar_flare.site.admission import JobRequest
@@ -90,7 +89,7 @@ class FedMRGSite(PooledSite):
         task.state.write(ABOUT, {}, {"mix": self.settings.fedmrg.mix, "time_steps": task.header.time_steps})
 
     def before_training(self, task: Task, learner: ReportLearner) -> dict[str, torch.Tensor]:
-        """The site's rows for the bank, which are also stored as rounded for the way up."""
+        """The site's rows for the bank."""
         trained, header = cast("FedMRGLearner", learner), task.header
         if not self._contrasts:
             return {}
@@ -101,10 +100,7 @@ class FedMRGSite(PooledSite):
             samples = self._in_bank_order(learner.cohort, task.config)
             chosen = rows_of_round(samples, header.round, self.settings.fedmrg.bank_rows, group, seed)
         rows = trained.share_rows(chosen, header.round, task.min_cell)
-        if rows is None:
-            return {}
-        trained.bank.sent[header.round] = rows.to(WIRE_DTYPES[self.settings.lora.dtype_up]).float()
-        return {FEATURES: rows}
+        return {} if rows is None else {FEATURES: rows}
 
     @property
     def _contrasts(self) -> bool:

@@ -4,15 +4,13 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from PIL import Image
 
 from fedtar_flare.curation.unpack import unpack
 from fedtar_flare.data.sources.manifest import write_rows
 from fedtar_flare.data.sources.tables import rows_of
-from fedtar_flare.methods.fedkei.events import EVENTS, Learnt, Mixed
-from fedtar_flare.record.events import SHARED, Start
+from fedtar_flare.methods.fedkei.events import EVENTS, Learnt
+from fedtar_flare.record.events import SHARED
 from fedtar_flare.record.log import of_kind, read_events
-from fedtar_flare.runtime.checkpoint import CheckpointFolder
 from fedtar_flare.runtime.in_process import run_in_process
 from fedtar_flare.runtime.recipe import MethodRecipe
 
@@ -64,25 +62,3 @@ def test_digits_are_learnt(run, tmp_path):
     outcomes = [outcome for event in of_kind(events, Learnt) for outcome in event.sites.values()]
     assert len(outcomes) == 4 and all(outcome.n >= 5 for outcome in outcomes)
     assert all(outcome.auc[-1] > 0.8 and 0 <= outcome.membership <= 1 for outcome in outcomes), outcomes
-
-
-def test_volumes_are_learnt_and_a_site_with_pictures_is_absent(run, tmp_path):
-    rng, rows = np.random.default_rng(0), []
-    for n in range(4):
-        Image.fromarray(rng.integers(0, 256, (64, 64), dtype=np.uint8)).save(tmp_path / f"{n}.png")
-        rows.append({"patient_id": f"p{n}", "study_datetime": "2020-01-01", "image": f"{n}.png", "labels": ""})
-    write_rows(tmp_path / "manifest.csv", rows)
-    encoder = {"encoder": "swin_unetr", "encoder_config": {"feature_size": 12, "window_size": 4}}
-    results, events = run(
-        *[{"source": "synthetic"}] * 2,
-        manifest(tmp_path / "manifest.csv", "radiograph"),
-        preset="tiny",
-        model=encoder | {"slices": 32, "image_size": 32},
-        training={"epochs": 1, "batch_size": 4},
-        data={"synthetic_patients": 12},
-        fedkei={"tasks": ["effusion", "nodule"], "base": ["none", "cardiomegaly", "emphysema", "lymphadenopathy"]},
-    )
-    assert "takes CT volumes, and this site has pictures" in of_kind(events, Start)[0].absent["site-3"]
-    assert [sorted(event.sites) for event in of_kind(events, Learnt)] == [["site-1", "site-2"]] * 2
-    assert [event.modules for event in of_kind(events, Mixed)] == [0, 2]
-    assert CheckpointFolder(results / "checkpoint").last()[0].weights["head.weight"].shape == (2, 192)

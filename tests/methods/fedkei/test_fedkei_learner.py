@@ -171,17 +171,6 @@ def test_a_task_met_before_begins_where_its_module_ended():
     assert best.alpha["adapter"] in ([1.0, 0.0], [0.0, 1.0]) and best.curve[0] > 0.7
 
 
-def test_the_safeguard_falls_back_from_modules_of_flipped_labels():
-    start, flipped = learner(epochs=6), replace(DATA, train=ArrayExamples(DATA.train.images, 1 - DATA.train.labels))
-    module = centre_of(start, start.adapt(start_of(start), flipped, 1))
-    guarded = learner(safeguard="validation")
-    adapted = guarded.adapt(module, DATA, 2, FEDAVG)
-    assert adapted.fell_back and adapted.mixture_loss > adapted.start_loss
-    plain = guarded.adapt(start_of(start), DATA, 2)
-    assert not plain.fell_back and same(adapted.difference, plain.difference)
-    assert not learner().adapt(module, DATA, 2, FEDAVG).fell_back
-
-
 def test_what_cannot_be_learnt_is_refused():
     one = learner()
     broken = start_of(one) | {"head.bias": torch.full((1, 2), float("nan"))}
