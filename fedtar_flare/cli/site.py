@@ -341,7 +341,7 @@ def audit(arguments: argparse.Namespace) -> int:
     lines = [*_audit_lines(entries, arguments.tensors), ""] if listed else []
     for total in sums:
         left = f"{total['messages']} messages ({total['refused']} refused, {total['errors']} errors)"
-        size = f"{total['tensors']} tensors, {total['bytes'] / 1e6:.3f} MB; {total['streamed']} scalars streamed"
+        size = f"{total['tensors']} tensors, {total['bytes'] / 1e6:.3f} MB"
         lines.append(f"{total['site']}, job {total['job']}, run {total['run']}: {left}, {size}; last {total['last']}")
     show(arguments, {"entries": entries, "totals": sums}, *lines)
     return 0

@@ -192,7 +192,7 @@ class ReportLearner(SiteModel):
         self,
         steps: int | Collection[int] | None,
         seed: int,
-        on_update: Callable[[int, float], None] = lambda number, loss: None,
+        on_update: Callable[[int], object] = lambda number: None,
         updates: int | None = None,
         least: int = 1,
     ) -> Trained:
@@ -207,7 +207,7 @@ class ReportLearner(SiteModel):
         seed : int
             Of the order of the samples.
         on_update : callable
-            Called after each update that was made with its number (from 1, skipped ones counted) and loss.
+            Called after each update that was made with its number, from 1, skipped ones counted.
         updates, least : int
             How many updates to make (None: as ``training`` says), and how many even if ``training.seconds`` is up.
 
@@ -267,7 +267,7 @@ class ReportLearner(SiteModel):
                     report_losses += self.batch_losses
                     visits_of_loss.update(batch)
                 updates_made += 1
-                on_update(number, loss)
+                on_update(number)
         self._ahead = {}
         self._clear_gradients()
         if not losses:

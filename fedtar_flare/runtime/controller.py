@@ -1,7 +1,7 @@
 """``FederatedController``: a run of any method: handshake, initial weights, rounds, checkpoints, resume, record."""
 
 import inspect
-import logging
+import math
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from nvflare.apis.analytix import AnalyticsDataType
 from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.utils.analytix_utils import create_analytic_dxo, send_analytic_dxo
 from nvflare.app_common.workflows.model_controller import ModelController
 from nvflare.widgets.info_collector import InfoCollector
 
@@ -31,13 +33,10 @@ from fedtar_flare.runtime.exchange import POLL_SECONDS, Answers, Exchange, Reply
 from fedtar_flare.runtime.membership import Membership
 from fedtar_flare.runtime.results import Results
 from fedtar_flare.runtime.server_config import ServerConfig
-from fedtar_flare.runtime.task import send_scalar
 from fedtar_flare.runtime.training import TrainingStep
 from fedtar_flare.site.context import end_unfit_simulator
 
 __all__ = ["FederatedController"]
-
-logger = logging.getLogger(__name__)
 
 
 class FederatedController(ModelController):
@@ -213,8 +212,6 @@ class FederatedController(ModelController):
         RunAborted, FedTARError, OSError
             The job was aborted; fewer than ``min_sites`` took part; the server could not store an answer.
         """
-        if not self.config.unseen:
-            return self.exchange.send_task(task, header, weights, sites, on_reply, time_limit, min_sites)
         unseen = [site for site in sites if site in self.config.unseen]
         members = [site for site in sites if site not in unseen]
         answers = self.exchange.send_task(task, header, weights, members, on_reply, time_limit, min_sites)
@@ -238,7 +235,6 @@ class FederatedController(ModelController):
         -------
         TaskHeader
         """
-        best = self.results.best
         return TaskHeader(
             method=self.method,
             run_id=self.run_id,
@@ -248,7 +244,7 @@ class FederatedController(ModelController):
             time_steps=self.config.time_steps,
             after=after,
             evaluate=evaluate,
-            keep=version(best, self.config.time_steps) if best else "",
+            keep=version(self.results.best, self.config.time_steps) if self.results.best else "",
             rounds_per_period=self.config.rounds_per_period,
         )
 
@@ -339,7 +335,9 @@ class FederatedController(ModelController):
             None and non-finite values are left out.
         step : int
         """
-        send_scalar(self, self.fl_ctx, tag, value, step)
+        if value is not None and math.isfinite(value):
+            dxo = create_analytic_dxo(tag, float(value), AnalyticsDataType.SCALAR, global_step=int(step))
+            send_analytic_dxo(self, dxo, self.fl_ctx)
 
     @contextmanager
     def _recorded(self) -> Iterator[None]:
@@ -376,13 +374,10 @@ class FederatedController(ModelController):
         if event_type == InfoCollector.EVENT_TYPE_GET_STATS:
             collector = fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR)
             if collector is not None:
-                collector.add_info(STATS_GROUP, self._progress())
-
-    def _progress(self) -> dict[str, Any]:
-        """Position in the run, each site's status, validation loss by round, the method's numbers and alarms."""
-        losses = self.results.losses() if hasattr(self, "results") else {}
-        more = {"validation_loss": losses, "numbers": self.strategy.numbers()}
-        return self.exchange.progress() | more | {"alarms": alarms(Path(self.get_run_dir()).parent)}
+                losses = self.results.losses() if hasattr(self, "results") else {}
+                more = {"validation_loss": losses, "numbers": self.strategy.numbers()}
+                more["alarms"] = alarms(Path(self.get_run_dir()).parent)
+                collector.add_info(STATS_GROUP, self.exchange.progress() | more)
 
     def _accept_train_result(self, client_name: str, result: Any, fl_ctx: Any, is_unknown_task: bool = False) -> bool:
         code = result.get_return_code()

@@ -11,9 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from nvflare.apis.analytix import ANALYTIC_EVENT_TYPE, AnalyticsData
 from nvflare.apis.client import Client
-from nvflare.apis.dxo import from_shareable
 from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
@@ -99,21 +97,11 @@ class InThisProcess(FederatedController):
 
 
 class _Engine:
-    """What an executor uses of FLARE's engine; ``streamed`` has the scalars that it sends."""
+    """What an executor uses of FLARE's engine."""
 
     def __init__(self, workspace: Path, app: Path | None):
         about = {"get_root_dir": partial(str, workspace), "get_app_dir": lambda job: str(app)}
         self.get_workspace = partial(SimpleNamespace, **about)
-        self.streamed: list[AnalyticsData] = []
-
-    def new_context(self) -> FLContext:
-        context = FLContext()
-        context.set_prop(ReservedKey.ENGINE, self, private=True, sticky=False)
-        return context
-
-    def fire_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        if event_type == ANALYTIC_EVENT_TYPE:
-            self.streamed.append(AnalyticsData.from_dxo(from_shareable(fl_ctx.get_prop(FLContextKey.EVENT_DATA))))
 
 
 def site_context(
@@ -127,7 +115,8 @@ def site_context(
     app: Path | None = None,
 ) -> FLContext:
     """Make FLARE's context of a task, as a site's executor and filters get it; ``app``: where the job's app lies."""
-    context = _Engine(workspace, app).new_context()
+    context = FLContext()
+    context.set_prop(ReservedKey.ENGINE, _Engine(workspace, app), private=True, sticky=False)
     context.set_prop(ReservedKey.IDENTITY_NAME, name, private=False, sticky=False)
     context.set_prop(ReservedKey.RUN_NUM, job, private=False, sticky=False)
     props = {FLContextKey.SIMULATE_MODE: simulated, FLContextKey.TASK_NAME: task, FLContextKey.TASK_ID: "task-1"}
@@ -141,12 +130,11 @@ class ExecutorSite:
 
     def __init__(self, name: str, executor: SiteExecutor, workspace: Path, **others: Any):
         self.name, self.executor, self.workspace, self.others = name, executor, workspace, others
-        self.signal, self.streamed = Signal(), list[AnalyticsData]()
+        self.signal = Signal()
         workspace.mkdir(parents=True, exist_ok=True)
 
     def __call__(self, task: str, message: Shareable) -> Shareable:
         context = site_context(self.workspace, task, message, name=self.name, **self.others)
-        self.streamed = context.get_engine().streamed
         answer = self.executor.execute(task, message, context, self.signal)
         if answer.get_return_code() not in (None, ReturnCode.OK):
             return answer

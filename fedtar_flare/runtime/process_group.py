@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from multiprocessing.connection import Connection, wait
@@ -42,11 +42,9 @@ POLL_SECONDS = 0.1
 """Interval at which whoever waits for an answer looks at the abort signal."""
 GRACE_SECONDS = 5.0
 """Seconds for a process to end when asked, and to wait for one that another process has lost."""
-LOG, SCALAR, OPENED, DONE, FAILED, LOST = "log", "scalar", "opened", "done", "failed", "lost"
+LOG, OPENED, DONE, FAILED, LOST = "log", "opened", "done", "failed", "lost"
 """What a process says of a task: the last three once, at its end; before it, the first one, that the site is open."""
 
-Scalar = Callable[[str, float, int], None]
-"""Takes a point of a curve (tag, value, step) that a process would send to the server."""
 Answer = tuple[Reply, Tensors | None]
 
 
@@ -83,7 +81,7 @@ class ProcessGroup:
         """Whether it can take a task: it was not closed, and no process has ended."""
         return bool(self._processes) and all(process.poll() is None for process in self._processes)
 
-    def perform(self, task: str, header: TaskHeader, weights: Tensors, site: Site, scalar: Scalar) -> Answer:
+    def perform(self, task: str, header: TaskHeader, weights: Tensors, site: Site) -> Answer:
         """As ``executor.perform(task, header, weights, site)``, whatever a rank raises as FedTARError; then it is
         closed.
         """
@@ -91,7 +89,7 @@ class ProcessGroup:
         about |= {"workspace": str(site.workspace), "app": str(site.app), "of_job": site.of_job}
         order = {"task": task, "header": asdict(header), "site": about, "folder": str(Path.cwd())}
         try:
-            return self._perform(order, weights, site, scalar)
+            return self._perform(order, weights, site)
         except BaseException:
             self.close()
             raise
@@ -129,7 +127,7 @@ class ProcessGroup:
             self._processes.append(process)
             self._connections.append(Connection(ours.detach()))
 
-    def _perform(self, order: dict[str, Any], weights: Tensors, site: Site, scalar: Scalar) -> Answer:
+    def _perform(self, order: dict[str, Any], weights: Tensors, site: Site) -> Answer:
         rank_of = {connection: rank for rank, connection in enumerate(self._connections)}
         answer: Answer | None = None
         lost: FedTARError | None = None
@@ -147,8 +145,6 @@ class ProcessGroup:
                 kind = content.pop("kind")
                 if kind == LOG and (logger := logging.getLogger(content["name"])).isEnabledFor(content["levelno"]):
                     logger.handle(logging.makeLogRecord(content))
-                elif kind == SCALAR:
-                    scalar(content["tag"], content["value"], content["step"])
                 elif kind == OPENED:
                     working |= self._hand_over(range(1, self.size), order, weights)
                 elif kind == FAILED:

@@ -20,7 +20,6 @@ from fedtar_flare.models.config import DECODER_TARGETS
 from fedtar_flare.presets import PaperPreset, papers
 from fedtar_flare.protocol.contract import Contract
 from fedtar_flare.runtime.controller import FederatedController
-from fedtar_flare.runtime.scalars import add_tracking
 from fedtar_flare.runtime.server_config import ServerConfig
 from fedtar_flare.runtime.site_executor import SiteExecutor
 from fedtar_flare.runtime.training import check_form
@@ -173,7 +172,9 @@ class MethodRecipe(Recipe):
         for filter_type in (FilterType.TASK_DATA, FilterType.TASK_RESULT):  # FLARE knows no "*": each task by its name
             guard = OutboundGuard(methods=[method], extra_names=list(site_settings.lora.exchange))
             job.to_clients(guard, filter_type=filter_type, tasks=tasks)
-        add_tracking(job)
+        from nvflare.app_opt.tracking.tb.tb_receiver import TBAnalyticsReceiver  # loads tensorboard: nothing for a site
+
+        job.to_server(TBAnalyticsReceiver(), id="tensorboard")
         super().__init__(job)
         self._run_in(simulator=True)
 

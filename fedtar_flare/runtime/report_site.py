@@ -9,6 +9,7 @@ import torch
 from fedtar_flare.core.errors import ConfigError, ExchangeError
 from fedtar_flare.core.files import checksum
 from fedtar_flare.core.settings import Settings, build
+from fedtar_flare.core.text import Progress
 from fedtar_flare.data.cohort import Cohort, shown_visits
 from fedtar_flare.data.minimum_cell import round_loss
 from fedtar_flare.learning.config import DataConfig, LoRAConfig, TrainingConfig
@@ -300,7 +301,8 @@ class ReportSite(SiteStrategy):
         # 3. Local updates.
         if task.config.canaries:
             learner.cohort = with_canaries(task, cohort, learner)
-        result = learner.train(steps, seed, task.on_update(updates), updates, fewest)
+        progress = Progress(f"round {header.round}, step {header.step}: update", updates, task.logger.info)
+        result = learner.train(steps, seed, progress, updates, fewest)
         learner.cohort = cohort
         task.site.stop_if_aborted()
         if result.patients < least:

@@ -3,7 +3,7 @@
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from fedtar_flare.protocol.exchange import Tensors, check_inbound, register_tens
 from fedtar_flare.protocol.messages import ABSTAIN, LEFT, Reply, TaskHeader, abstain, check_order, failure, version
 from fedtar_flare.runtime.process_group import ProcessGroup
 from fedtar_flare.runtime.server_config import ServerConfig
-from fedtar_flare.runtime.task import Answer, Task, missing_state, send_scalar
+from fedtar_flare.runtime.task import Answer, Task, missing_state
 from fedtar_flare.site import audit
 from fedtar_flare.site.admission import admit
 from fedtar_flare.site.approval import SERVER_CONFIG, only, require_approval
@@ -47,8 +47,6 @@ class SiteExecutor(Executor):
 
     ranks: Ranks = ALONE
     """The processes that do the tasks together, this one among them."""
-    scalars_to: Callable[[str, float, int], None] | None = None
-    """Takes the points of curves (tag, value, step) in place of the server."""
     _group: ProcessGroup | None = None
     _admitted: Any = None
     """The last request that was within the site's bounds, with these."""
@@ -139,7 +137,7 @@ class SiteExecutor(Executor):
                 group = None
             site.most_seconds = config.policy.max_seconds
             self._group = group or ProcessGroup(config.processes, device)
-            return self._group.perform(name, header, weights, site, partial(self._send_scalar, site))
+            return self._group.perform(name, header, weights, site)
         if group is not None:
             group.close()
         return self.perform(name, header, weights, site, config, sites_at_once(fl_ctx) if site.simulated else 1)
@@ -182,15 +180,6 @@ class SiteExecutor(Executor):
         audit.record_event(event_type, fl_ctx)
         if event_type == EventType.END_RUN and self._group is not None:
             self._group.close()
-
-    def _send_scalar(self, site: Site, tag: str, value: float, step: int) -> None:
-        """Send one point of the curve ``tag`` at ``step`` to the server, where the site's audit can be written."""
-        if self.scalars_to is not None:
-            self.scalars_to(tag, value, step)
-            return
-        with site.engine.new_context() as context:
-            audit.require_writable(site, context)  # the listener that sends it may come before the audit's
-            send_scalar(self, context, tag, value, step)
 
     def require_sharing(self) -> None:
         """Refuse several processes where the method's tasks cannot be shared."""
@@ -239,7 +228,6 @@ class SiteExecutor(Executor):
             min_cell=strategy.min_cell(config),
             job_seed=self.seed,
             ranks=self.ranks,
-            send_scalar=partial(self._send_scalar, site),
             on_opened=self.on_opened,
             logger=self.logger,
         )

@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import hmac
 import logging
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-from nvflare.apis.analytix import ANALYTIC_EVENT_TYPE, AnalyticsDataType, LogWriterName
-from nvflare.apis.fl_component import FLComponent
-from nvflare.apis.fl_context import FLContext
-from nvflare.apis.utils.analytix_utils import create_analytic_dxo, send_analytic_dxo
+from typing import TYPE_CHECKING
 
 from fedtar_flare.core.draws import SECRET, derived_seed
 from fedtar_flare.core.errors import DataError
 from fedtar_flare.core.settings import RunSettings
-from fedtar_flare.core.text import Progress
 from fedtar_flare.data.cohort import Cohort
 from fedtar_flare.learning.ranks import ALONE, Ranks
 from fedtar_flare.protocol.contract import Contract
 from fedtar_flare.protocol.exchange import Tensors
 from fedtar_flare.protocol.messages import Reply, TaskHeader, version
-from fedtar_flare.site.context import Site, streaming_allowed
+from fedtar_flare.site.context import Site
 from fedtar_flare.site.site_file import SiteConfig
 from fedtar_flare.site.state import SiteState
 
@@ -69,8 +62,6 @@ class Task:
     """The job's seed, which everybody knows."""
     ranks: Ranks = ALONE
     """The processes that do the task together, this one among them."""
-    send_scalar: Callable[[str, float, int], None] = lambda tag, value, step: None
-    """Sends one point of the curve ``tag`` at ``step`` to the server's TensorBoard."""
     on_opened: Callable[[], None] | None = None
     """Called by the first of several processes once what the others need is on disk."""
     logger: logging.Logger = _LOGGER
@@ -108,33 +99,6 @@ class Task:
         given = f"chance:{self.contract.method}/{self.settings.digest()}-{self.job_seed}/{cohort.digest()}"
         return int.from_bytes(hmac.digest(cohort.key, given.encode(), "sha256"), "big") | SECRET
 
-    def on_update(self, count: int) -> Callable[[int, float], None]:
-        """Make what runs after each of the task's updates: a progress line, and the loss to TensorBoard where allowed.
-
-        Parameters
-        ----------
-        count : int
-            Updates of the task.
-
-        Returns
-        -------
-        callable
-            Takes the number of an update, from 1, and its loss.
-        """
-        header = self.header
-        progress = Progress(f"round {header.round}, step {header.step}: update", count, self.logger.info)
-        private = self.settings.training.noise_multiplier is not None
-        # what streams passes no filter
-        allowed = not private and self.config.may_share("losses") and streaming_allowed(self.site.workspace)
-        before = ((header.round - 1) * header.time_steps + header.step - 1) * count
-
-        def updated(number: int, loss: float) -> None:
-            progress(number)
-            if allowed:
-                self.send_scalar("loss of local updates", loss, before + number)
-
-        return updated
-
     def load_private(self, learner: ReportLearner) -> None:
         """Load the newest private state of the site that is not later than the header's ``after``.
 
@@ -162,15 +126,6 @@ class Task:
         require_finite(private)
         name = name or version(header.round, header.step)
         self.state.save(name, private, {"round": header.round, "step": header.step}, keep=header.keep)
-
-
-def send_scalar(sender: FLComponent, fl_ctx: FLContext, tag: str, value: float | None, step: int) -> None:
-    """Send one point of the curve ``tag`` to the server's TensorBoard; None and non-finite values are left out."""
-    if value is None or not math.isfinite(value):
-        return
-    about: dict[str, Any] = {"data_type": AnalyticsDataType.SCALAR, "writer": LogWriterName.TORCH_TB}
-    dxo = create_analytic_dxo(tag=tag, value=float(value), global_step=int(step), **about)
-    send_analytic_dxo(sender, dxo=dxo, fl_ctx=fl_ctx, event_type=ANALYTIC_EVENT_TYPE)
 
 
 def missing_state(state: SiteState, after: str) -> DataError:

@@ -21,7 +21,7 @@ from fedtar_flare.learning.ranks import LostRank, Ranks, join
 from fedtar_flare.protocol.exchange import Tensors
 from fedtar_flare.protocol.messages import TaskHeader
 from fedtar_flare.runtime.deployed import executor_of
-from fedtar_flare.runtime.process_group import DONE, FAILED, LOG, LOST, OPENED, SCALAR, receive, send
+from fedtar_flare.runtime.process_group import DONE, FAILED, LOG, LOST, OPENED, receive, send
 from fedtar_flare.runtime.site_executor import SiteExecutor, reasons
 from fedtar_flare.site.context import Site
 
@@ -40,7 +40,7 @@ class HandedSite(Site):
 
 
 class Worker:
-    """Does a site's tasks as one rank; rank 0 alone sends points, tensors and more than warnings to ``connection``."""
+    """Does a site's tasks as one rank; rank 0 alone sends tensors and more than warnings to ``connection``."""
 
     def __init__(self, connection: Connection, ranks: Ranks):
         self._connection, self._lock, self._ranks = connection, threading.Lock(), ranks
@@ -71,15 +71,11 @@ class Worker:
         if app not in self._executors:
             executor = executor_of(app)
             executor.require_sharing()
-            executor.ranks, executor.scalars_to = self._ranks, self._scalar
+            executor.ranks = self._ranks
             if not self._ranks.rank:
                 executor.on_opened = lambda: self.say(OPENED, {})
             self._executors[app] = executor
         return self._executors[app]
-
-    def _scalar(self, tag: str, value: float, step: int) -> None:
-        if not self._ranks.rank:
-            self.say(SCALAR, {"tag": tag, "value": value, "step": step})
 
 
 class _ToOtherEnd(logging.Handler):

@@ -1,8 +1,8 @@
 """The audit: what leaves a site, one JSON line for each message, in a file at the site.
 
 FLARE runs the job's filters after the site's own, so only the event ``AFTER_TASK_RESULT_FILTER`` shows the message that
-really leaves. Scalars streamed to the server's TensorBoard pass no filter and are recorded as they are sent. A line
-holds names, shapes and norms, never a value of the data: the audit may be shown to anyone who asks.
+really leaves. A line holds names, shapes and norms, never a value of the data: the audit may be shown to anyone who
+asks.
 
 The line is on the disk before the message leaves. Where it cannot be written, an error code without any content goes in
 the message's place. A line ends with ``prev``, the SHA-256 of the line before it (64 zeros in the first): a line that
@@ -26,11 +26,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from nvflare.apis.analytix import ANALYTIC_EVENT_TYPE
 from nvflare.apis.dxo import from_shareable
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
-from nvflare.apis.fl_constant import EventScope, FLContextKey, ReturnCode
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 
@@ -70,23 +69,19 @@ class AuditTrail(FLComponent):
 
 
 def record_event(event_type: str, fl_ctx: FLContext) -> None:
-    """Record a message that is about to leave, or a scalar that is being streamed; empty it where that fails.
+    """Record a message that is about to leave; empty it where that fails.
 
     FLARE goes on after whatever a listener raises, so the message itself is made empty.
     """
-    if event_type == EventType.AFTER_TASK_RESULT_FILTER:
-        message, describe = fl_ctx.get_prop(FLContextKey.TASK_RESULT), describe_message
-        known = (fl_ctx.get_prop(FLContextKey.TASK_ID), id(message))
-    elif event_type == ANALYTIC_EVENT_TYPE and fl_ctx.get_prop(FLContextKey.EVENT_SCOPE) != EventScope.FEDERATION:
-        message, describe = fl_ctx.get_prop(FLContextKey.EVENT_DATA), _describe_scalar
-        known = (None, id(message))
-    else:
+    if event_type != EventType.AFTER_TASK_RESULT_FILTER:
         return
+    message = fl_ctx.get_prop(FLContextKey.TASK_RESULT)
+    known = (fl_ctx.get_prop(FLContextKey.TASK_ID), id(message))
     if not isinstance(message, Shareable) or fl_ctx.get_prop(_RECORDED) == known:
         return
     fl_ctx.set_prop(_RECORDED, known, private=True, sticky=False)
     try:
-        write(Site(fl_ctx), str(fl_ctx.get_job_id() or "job"), describe(message, fl_ctx))
+        write(Site(fl_ctx), str(fl_ctx.get_job_id() or "job"), describe_message(message, fl_ctx))
     except Exception as error:
         logger.error("the audit could not be written, so the message was not sent: %s", error)
         message.clear()
@@ -191,10 +186,10 @@ def totals(entries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
             continue
         where = str(entry.get("job")), str(entry.get("site"))
         run[where] = str(entry.get("run") or run.get(where, "-"))
-        none = dict.fromkeys(("messages", "refused", "errors", "streamed", "tensors", "bytes"), 0)
+        none = dict.fromkeys(("messages", "refused", "errors", "tensors", "bytes"), 0)
         total = sums.setdefault((*where, run[where]), none | {"last": ""})
         outcome = entry.get("outcome")
-        total["streamed" if outcome == "streamed" else "messages"] += 1
+        total["messages"] += 1
         total["refused"] += outcome == "refused"
         total["errors"] += outcome != "refused" and entry.get("status") not in (None, OK, ABSTAIN)
         total["tensors"] += len(entry.get("tensors") or [])
@@ -242,13 +237,6 @@ def _tensor(name: str, value: torch.Tensor, contract: Contract | None) -> dict[s
 
 def _names(names: Iterable[Any]) -> list[str]:
     return sorted(str(name)[:200] for name in names)
-
-
-def _describe_scalar(message: Shareable, fl_ctx: FLContext) -> dict[str, Any]:
-    tag = "?"
-    with suppress(ValueError, AttributeError):
-        tag = str(from_shareable(message).data.get("track_key", "?"))[:200]
-    return {"task": "(stream)", "outcome": "streamed", "numbers": [tag]}
 
 
 def append(file: Path, entry: Mapping[str, Any]) -> str:

@@ -196,9 +196,9 @@ def decide(records: Path, status: Participation) -> Path:
     return write_json(records / "participation.json", {"status": status.value, "since": since}, PRIVATE)
 
 
-def streaming_allowed(workspace: Path) -> bool:
-    """Tell whether scalars may be streamed to the server although they pass no result filter: only where the site's
-    policy has none but the guard, since any other may be a privacy filter, which streaming would bypass.
+def guard_is_only_filter(workspace: Path) -> bool:
+    """Tell whether rows of image features may leave: only where the site's policy has no result filter but the guard,
+    since any other may be a privacy filter, whose guarantee does not include them.
     """
     file = workspace / "local" / PRIVACY
     try:

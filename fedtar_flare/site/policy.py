@@ -19,20 +19,15 @@ GUARD = "fedtar_flare.site.guard.OutboundGuard"
 AUDIT = "fedtar_flare.site.audit.AuditTrail"
 PRIVACY_FILTER = "fedtar_flare.site.privacy.GaussianPrivacy"
 
-RECEIVER = "nvflare.app_opt.tracking.tb.tb_receiver.TBAnalyticsReceiver"
-TO_SERVER = "fedtar_flare.runtime.scalars.ScalarsToServer"
-"""Curves at the server, and their way from a site."""
-
 SERVER_CLASSES = (
     "fedtar_flare.runtime.controller.FederatedController",
     "fedtar_flare.methods.fedtar.controller.TemporalResidualController",
-    RECEIVER,
+    "nvflare.app_opt.tracking.tb.tb_receiver.TBAnalyticsReceiver",
 )
 SITE_CLASSES = (
     "fedtar_flare.runtime.site_executor.SiteExecutor",
     "fedtar_flare.methods.fedtar.executor.PatientAdaptiveExecutor",
     GUARD,
-    TO_SERVER,
 )
 """Classes that jobs build at a server, and at a site. Which methods these may run is for the site's guard to say."""
 

@@ -7,8 +7,7 @@ are (epsilon, delta)-indistinguishable. A patient has at least this protection, 
 needs; for one patient there is DP-SGD in the learner (:mod:`fedtar_flare.learning.patient_privacy`).
 
 Outside the guarantee: the numbers of visits (taken as public), whether and when a site answers, the public reason of an
-abstention or error, and anything that passes no result filter, such as scalars streamed to TensorBoard (a site file
-must not say ``shares: [losses]`` together with this filter). Initial weights hold no data. A field that a method's
+abstention or error, and anything that passes no result filter. Initial weights hold no data. A field that a method's
 contract declares neither public nor noisy (scores, training losses, left-out studies, times) is not sent. Collected
 rows, pooled modules and personal tensors are refused.
 

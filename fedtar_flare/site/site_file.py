@@ -204,12 +204,11 @@ class SiteConfig(Settings):
         description="where the digest of each audit line is also sent: a socket such as /dev/log, or "
         "<host>:<port> (UDP)",
     )
-    shares: tuple[Literal["losses", "features"], ...] | None = Field(
+    shares: tuple[Literal["features"], ...] | None = Field(
         None,
-        description="what leaves beyond a method's own messages: 'losses', the loss of every local update, for the "
-        "server's TensorBoard; 'features', rows of image features, each a mean over at least 5 training patients, "
-        "which go on to the other hospitals (fedmrg); default: both from a simulated site or a synthetic cohort, else "
-        "nothing",
+        description="what leaves beyond a method's own messages: 'features', rows of image features, each a mean over "
+        "at least 5 training patients, which go on to the other hospitals (fedmrg); default: these from a simulated "
+        "site or a synthetic cohort, else nothing",
     )
     origin: Path | None = Field(None, description="which file this was read from")
     simulated: bool = Field(
@@ -223,9 +222,10 @@ class SiteConfig(Settings):
         """Whether the site is simulated or its data invented."""
         return self.simulated or self.source == "synthetic"
 
-    def may_share(self, kind: Literal["losses", "features"]) -> bool:
-        """Tell whether something may leave beyond a method's own messages."""
-        return self.without_patients if self.shares is None else kind in self.shares
+    @property
+    def shares_features(self) -> bool:
+        """Whether rows of image features may leave."""
+        return self.without_patients if self.shares is None else bool(self.shares)
 
     def validation_errors(self) -> Iterator[tuple[str, str]]:
         if self.source not in SOURCES:

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nvflare.apis.analytix import AnalyticsData
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
@@ -96,7 +95,6 @@ class Hospital:
         self.method, self.settings = method, {**TINY, **settings}
         self.executor = executor_of(method, **self.settings)
         self.signal = Signal()
-        self.streamed: list[AnalyticsData] = []
         if not simulated and app is None:
             self.app = workspace / self.job / "app"
             write_workflow(self.app, num_rounds=ROUNDS, time_steps=TIME_STEPS)
@@ -121,7 +119,6 @@ class Hospital:
         site = ExecutorSite(self.name, self.executor, self.workspace, **others)
         site.signal = self.signal
         answer = site(task, task_message(header, weights))
-        self.streamed = site.streamed
         if answer.get_return_code() not in (None, ReturnCode.OK):
             return answer.get_return_code(), None
         model = FLModelUtils.from_shareable(answer)

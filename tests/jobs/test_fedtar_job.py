@@ -78,15 +78,9 @@ def curves(results: Path, site: str) -> dict[str, list[tuple[int, float]]]:
 
 
 @pytest.mark.slow
-def test_scalars_stream_to_tensorboard(finished):
+def test_the_server_s_curves_are_in_tensorboard(finished):
     _, results = finished
     outer = recorded(results, Outer)
-    updates = 2 * 2 * 2  # rounds, steps and local updates
-    for site in ("site-1", "site-2"):
-        points = curves(results, site)["loss of local updates"]
-        assert [step for step, _ in points] == list(range(1, updates + 1))
-        mean = sum(value for _, value in points[:2]) / 2
-        assert mean == pytest.approx(recorded(results, Step)[0].sites[site].train_loss, rel=1e-5)
     server = curves(results, "simulator_server")
     losses = [value for _, value in server["validation loss/all sites"]]
     assert losses == pytest.approx([event.loss for event in recorded(results, Validation)], rel=1e-5)

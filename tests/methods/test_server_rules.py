@@ -101,7 +101,7 @@ def test_a_run_equals_an_independent_reference(tmp_path, method, weighting):
     assert [(step.round, step.step) for step in of_kind(events, Step)] == [(r, t) for r in (1, 2, 3) for t in (1, 2)]
     assert of_kind(events, Step)[0].abstained == {"site-c": "no visit"}
     assert of_kind(events, Start)[0].method == method and of_kind(events, End)[0].status == "completed"
-    assert controller._progress()["numbers"] == {}
+    assert controller.strategy.numbers() == {}
 
 
 def test_local_training_leaves_the_server_with_the_common_start_and_no_adapter(tmp_path):

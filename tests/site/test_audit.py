@@ -92,19 +92,7 @@ def test_what_the_guard_refused_what_a_filter_of_the_job_adds_afterwards_and_for
     assert (error["outcome"], error["status"]) == ("error", "EXECUTION_EXCEPTION")
 
 
-def test_streamed_scalars_are_recorded(tmp_path):
-    from nvflare.apis.analytix import ANALYTIC_EVENT_TYPE, AnalyticsDataType, LogWriterName
-    from nvflare.app_common.widgets.streaming import create_analytic_dxo
-
-    ctx = context(tmp_path)
-    dxo = create_analytic_dxo("loss", 0.5, AnalyticsDataType.SCALAR, writer=LogWriterName.TORCH_TB, global_step=1)
-    ctx.set_prop("__event_data__", dxo.to_shareable(), private=True, sticky=False)
-    AuditTrail().handle_event(ANALYTIC_EVENT_TYPE, ctx)
-    (entry,) = entries(tmp_path)
-    assert entry["outcome"] == "streamed" and entry["numbers"] == ["loss"]
-
-
-KINDS = [*product(["passed", "refused"], [*STATUSES, None]), ("error", "EXECUTION_EXCEPTION"), ("streamed", None)]
+KINDS = [*product(["passed", "refused"], [*STATUSES, None]), ("error", "EXECUTION_EXCEPTION")]
 """Every outcome of a message, with the statuses that it can have."""
 
 
@@ -115,7 +103,7 @@ def test_totals_are_what_the_list_of_messages_shows(kinds):
     (total,) = totals(lines)
     assert total["refused"] == sum(outcome.startswith("refused") for outcome in shown)
     assert total["errors"] == sum(o.startswith("error") or o == "passed, error" for o in shown)
-    assert total["messages"] + total["streamed"] == len(lines)
+    assert total["messages"] == len(lines)
 
 
 def test_totals_by_job_and_a_cut_off_last_line(tmp_path):

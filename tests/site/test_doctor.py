@@ -192,9 +192,6 @@ FAULTS = {
     "a guard of an earlier release": (_guards(allowed_names=["lora"]), "site policy", FAIL),
     "a regular expression": (_guards(extra_names=["(.*)*!"]), "site policy", FAIL),
     "no audit": (_change(PRIVACY, lambda content: content.pop("components")), "audit", WARN),
-    "streams past the noise": (
-        _site("shares: [losses]", _result_filter(PRIVACY_FILTER, 0)), "differential privacy", FAIL,
-    ),
     "noise without a bound": (_result_filter(PRIVACY_FILTER, 0, clip_norm=-1), "differential privacy", FAIL),
     "paused": (lambda kit: decide(state_of(kit), Participation.PAUSED), "participation", WARN),
     "a project admin with every right": (_rights(project_admin="any"), "rights", FAIL),

@@ -21,7 +21,7 @@ from fedtar_flare.protocol.messages import ABSTAIN, ERROR, HEADER, OK, Reply, Ta
 from fedtar_flare.provision.kit import site_policy
 from fedtar_flare.registry import default_names, own_names
 from fedtar_flare.runtime.site_executor import SiteExecutor
-from fedtar_flare.site.context import streaming_allowed
+from fedtar_flare.site.context import guard_is_only_filter
 from fedtar_flare.site.guard import OutboundGuard
 from fedtar_flare.site.policy import GUARD, PRIVACY_FILTER, allowed_methods
 
@@ -240,12 +240,12 @@ FILTERED += [{"scopes": [policy()["scopes"][0], policy(NOISE)["scopes"][0]]}]
 
 
 @pytest.mark.parametrize("content", [*FILTERED, *UNCLEAR])
-def test_scalars_do_not_stream_past_a_filter_that_may_be_for_privacy(tmp_path, content):
-    assert streaming_allowed(tmp_path)  # no policy of its own, as in the simulator
+def test_a_filter_that_may_be_for_privacy_is_seen_beside_the_guard(tmp_path, content):
+    assert guard_is_only_filter(tmp_path)  # no policy of its own, as in the simulator
     write(tmp_path, policy())
-    assert streaming_allowed(tmp_path)  # the guard stands alone
+    assert guard_is_only_filter(tmp_path)  # the guard stands alone
     write(tmp_path, content)
-    assert not streaming_allowed(tmp_path)
+    assert not guard_is_only_filter(tmp_path)
 
 
 def _guards(results, tasks):

@@ -175,10 +175,9 @@ def test_the_policy_of_a_site_file_stands_over_the_defaults_of_such_a_site(tmp_p
 
 
 def test_what_leaves_beyond_messages_is_the_site_s_own_choice():
-    both = ["losses", "features"]
     for source, simulated, shares, expected in (
-        ("manifest", False, None, []), ("manifest", False, ["losses"], ["losses"]), ("manifest", True, None, both),
-        ("synthetic", False, None, both), ("synthetic", True, ["features"], ["features"]), ("synthetic", True, [], []),
+        ("manifest", False, None, False), ("manifest", False, ["features"], True), ("manifest", True, None, True),
+        ("synthetic", False, None, True), ("synthetic", True, ["features"], True), ("synthetic", True, [], False),
     ):  # fmt: skip
         config = SiteConfig(source=source, path=Path("m.csv"), simulated=simulated, shares=shares)
-        assert [what for what in both if config.may_share(what)] == expected
+        assert config.shares_features is expected

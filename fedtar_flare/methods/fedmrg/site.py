@@ -19,7 +19,7 @@ from fedtar_flare.methods.fedmrg.dual_adapter import decoder_targets
 from fedtar_flare.runtime.requirements import AdaptedModel
 from fedtar_flare.runtime.task import PRODUCTION_MIN_CELL, Task
 from fedtar_flare.site.admission import JobRequest
-from fedtar_flare.site.context import streaming_allowed
+from fedtar_flare.site.context import guard_is_only_filter
 
 if TYPE_CHECKING:
     from fedtar_flare.data.cohort import Cohort, Sample
@@ -110,7 +110,7 @@ class FedMRGSite(PooledSite):
 
     def _shares_features(self, task: Task) -> bool:
         """Whether rows may leave: as the site file says, by default of no patients, never past a privacy filter."""
-        return task.config.may_share("features") and streaming_allowed(task.site.workspace)
+        return task.config.shares_features and guard_is_only_filter(task.site.workspace)
 
     def _patients_a_row(self, config: SiteConfig, min_cell: int) -> int:
         """Patients behind a row: at a real site a multiple of the smallest cell and at least 5, which stay together."""

@@ -17,14 +17,13 @@ from fedtar_flare.testing import Hospital
 def two_rounds(folder, run_id, fresh):
     """A site's answers to the tasks of two rounds, of which the first training is done twice."""
     site = Hospital(folder, fresh=fresh, model={"max_length": 8, "num_beams": 1})
-    run = SimpleNamespace(site=site, hello=site.handshake(run_id, evaluate=True), trained={}, streamed={}, ws=[])
+    run = SimpleNamespace(site=site, hello=site.handshake(run_id, evaluate=True), trained={}, ws=[])
     w = run.hello[1]
     for r in (1, 2):
         run.ws = [w]
         for t in range(1, T + 1):
             run.trained[r, t] = reply, update = site.train(w, r, t, run_id)
             assert reply.status == "ok", reply.reason
-            run.streamed[r, t] = site.streamed
             w = {name: w[name] + 0.5 * update[name] for name in w}
             run.ws.append(w)
         if r == 1:
@@ -99,25 +98,6 @@ def test_scores_of_each_report_and_examples_stay_in_the_site_s_state_for_its_own
     for example in examples.examples:
         assert example.pictures and example.pictures[0] in page.read_text()
         assert not any(part in str(hello) + str(closed) for part in (example.reference, *example.pictures))
-
-
-def test_losses_of_local_updates_stream_from_simulated_sites_and_not_from_a_hospital(whole, hospital, tmp_path):
-    count = SETTINGS["training"]["local_steps"]
-    for t in (1, 2):  # the second time step goes on along the same axis
-        steps = [(data.tag, data.step) for data in whole.streamed[1, t]]
-        assert steps == [("loss of local updates", n + (t - 1) * count) for n in range(1, count + 1)]
-        assert all(0 < data.value < 20 for data in whole.streamed[1, t])
-    site, _, w = hospital()
-    policy = tmp_path / "local" / "privacy.json"
-    policy.parent.mkdir()
-    policy.write_text('{"task_result_filters": [{"path": "fedtar_flare.site.privacy.GaussianPrivacy"}]}')
-    site.train(w, 1, 1)
-    assert site.streamed == [], "a site with a privacy filter streams nothing past it"
-    policy.unlink()
-    site_file = tmp_path / "sites" / "site-1.yaml"
-    site_file.write_text(site_file.read_text() + "shares: []\n")
-    site.train(w, 1, 1)
-    assert site.streamed == []
 
 
 def test_a_step_trains_on_its_own_visits_and_on_those_that_are_replayed(whole, hospital):
