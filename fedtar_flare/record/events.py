@@ -86,7 +86,6 @@ class Step(Event):
     round: int
     step: int
     update_norm: float | None = None  # Euclidean norm of the aggregate
-    lora_gap: float | None = None  # ||mean(B A) - mean(B) mean(A)|| / ||mean(B A)|| of the sites' low-rank factors
     skipped: bool = False  # no site had anything to add, so that the weights stay
     sites: dict[str, SiteUpdate] = {}
     abstained: dict[str, str] = {}  # reasons by site

@@ -9,7 +9,7 @@ from fedtar_flare.core.files import write_text
 from fedtar_flare.record.events import Step
 from fedtar_flare.reporting import examples as generated
 from fedtar_flare.reporting.alarms import alarm_section, finding_section
-from fedtar_flare.reporting.format import duration, flat, number, significant, size, times, visits, whole
+from fedtar_flare.reporting.format import duration, flat, number, size, times, visits, whole
 from fedtar_flare.reporting.plots import Bar, Chart, Palette, Series
 from fedtar_flare.reporting.render import render
 from fedtar_flare.reporting.run import SPLITS, Run, read_run
@@ -180,13 +180,6 @@ def movement(run: Run) -> Section | None:
     figures = [over_steps(run, "Mean update of the sites, Euclidean norm", [line], "norm")]
     lead = "The mean of the sites' updates at each step, over all tensors that travel."
     lead += " A cross on the axis is a step that was skipped." if figures[0].crosses else ""
-    if any(step.lora_gap for step in run.steps):
-        gaps = [
-            (on_axis(run, s.round, s.step), s.lora_gap, f"{step_name(s)}: {significant(s.lora_gap)}") for s in run.steps
-        ]
-        lead += " Gap: ‖mean(BA) - mean(B) mean(A)‖ / ‖mean(BA)‖ of the sites' low-rank factors, over all layers."
-        title = "Gap between the means of LoRA's factors and products"
-        figures.append(over_steps(run, title, [Series("gap", gaps, "site", 1)], "share", crosses=False))
     return Section("movement", "Movement", lead, charts(figures), optimisation=True)
 
 

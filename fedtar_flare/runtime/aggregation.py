@@ -117,8 +117,6 @@ class SpilledUpdates:
         self.folder = Path(folder)
         self.names = sorted(names)
         self.by_rows = sorted(by_rows)
-        self.spilled = False
-        """Whether some updates wait on disk."""
         self._nonzero: dict[str, dict[str, torch.Tensor]] = {}  # by site and tensor: (rows,), which rows are not zero
         self._room = IN_MEMORY
         self._in_memory: dict[str, torch.Tensor] = {}  # one flat tensor a site: hundreds of small ones take longer
@@ -166,7 +164,6 @@ class SpilledUpdates:
             for tensor in tensors:
                 file.write(_bytes_of(tensor.to(dtype).contiguous()))
         self._files[site] = path, dtype
-        self.spilled = True
 
     def aggregate(self, aggregation: Aggregation, shares: Mapping[str, float]) -> dict[str, torch.Tensor]:
         """Combine the updates.

@@ -124,7 +124,7 @@ class FederatedController(ModelController):
             shares = self.shares_of(counts) if counts and self.contract.shares else {}
             # 4. The updates become one.
             aggregate = step.aggregate(shares) if shares else None
-            self.results.step(r, t, answers, step.norm, step.lora_gap)
+            self.results.step(r, t, answers, step.norm)
         return aggregate, answers
 
     def shares_of(self, counts: Mapping[str, int]) -> dict[str, float]:

@@ -162,7 +162,7 @@ class Results:
         self.record.write(Joined(round=r, sites=sorted(counts), counts=counts, absent=answers.absent | answers.refused))
         logger.info(f"round {r}: joined: {', '.join(sorted(counts)) or 'nobody'}")
 
-    def step(self, r: int, t: int, answers: Answers, update_norm: float | None, lora_gap: float | None = None) -> None:
+    def step(self, r: int, t: int, answers: Answers, update_norm: float | None) -> None:
         """Record one exchange of updates: who sent what."""
         sites, losses = {}, []
         for site, reply in sorted(answers.replies.items()):
@@ -176,7 +176,6 @@ class Results:
                 round=r,
                 step=t,
                 update_norm=update_norm,
-                lora_gap=lora_gap,
                 skipped=not sites,
                 sites=sites,
                 abstained=answers.abstained,

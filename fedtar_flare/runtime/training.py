@@ -22,7 +22,7 @@ of an objective in which a site counts by c_k tau_k.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -70,8 +70,6 @@ class TrainingStep:
         self.updates = SpilledUpdates(run.results.folder / "updates", self._averaged, by_rows)
         self.norm: float | None = None
         """Euclidean norm of the aggregate (of the mean of factors, where products are averaged)."""
-        self.lora_gap: float | None = None
-        """What the mean of LoRA factors loses of that of products (:func:`lora_gap`)."""
         self.work: dict[str, float] = {}
         """tau_k in (0, 1], the share of its planned updates that a site made."""
         self.late: dict[str, tuple[int, Tensors]] = {}
@@ -119,11 +117,8 @@ class TrainingStep:
             tau = math.fsum(shares[site] * self.work[site] for site in shares)
             aggregate = scaled(aggregate, self.weights, tau)
         self.norm = euclidean_norm({name: aggregate[name] for name in self.weights})
-        # 2. What the mean of factors loses, and the mean of products in its place.
-        products = self.run.membership.lora_mean == "product"
-        if not (products and self.late):  # late products are made from other weights
-            self.lora_gap = lora_gap(self.weights, self.updates, shares)
-        if products:
+        # 2. The mean of products in place of that of factors.
+        if self.run.membership.lora_mean == "product":
             aggregate = ProductMean(aggregate, self.weights, self.updates, shares, tau, self.late)
         return aggregate
 
@@ -144,47 +139,6 @@ def check_form(form: str, aggregation: str) -> None:
         raise ConfigError(f"lora.mean '{form:.20}': products can only be averaged (server.aggregation 'mean')")
 
 
-def lora_gap(weights: Tensors, updates: SpilledUpdates, shares: Mapping[str, float]) -> float | None:
-    """``||mean(B A) - mean(B) mean(A)|| / ||mean(B A)||`` over all layers.
-
-    None without LoRA or shares, or where not all updates are in memory. The difference is
-    ``sum c_k (B_k - mean(B)) (A_k - mean(A))``, which is ``sum c_k B_k (A_k - mean(A))``.
-    """
-    lost = whole = 0.0
-    for _, _, downs, ups in _layers(weights, updates, shares, {}) if shares and not updates.spilled else ():
-        mean = torch.zeros_like(downs[0])
-        for share, down in zip(shares.values(), downs, strict=True):
-            mean += share * down
-        up, down = torch.cat(ups, 1), torch.cat(downs)
-        lost += _frobenius(up, down - mean.repeat(len(downs), 1)) ** 2
-        whole += _frobenius(up, down) ** 2
-    return math.sqrt(lost / whole) if whole else None
-
-
-def _layers(
-    weights: Tensors, updates: SpilledUpdates, shares: Mapping[str, float], late: Late
-) -> Iterator[tuple[str, str, list[torch.Tensor], list[torch.Tensor]]]:
-    """Names of A and B, and each site's A_k and c_k B_k, float64, in the order of ``shares``, layer by layer.
-
-    Those of a late site are followed by what makes its ``B_k A_k`` a ``W + (B_k A_k - W_sent) / n``.
-    """
-    for a, b in pairs(weights):
-        updates_a, updates_b, downs, ups = updates.each(a), updates.each(b), [], []
-        for site, share in shares.items():
-            n, sent = late.get(site, (1, weights))
-            downs.append(sent[a].double() + n * updates_a[site])
-            ups.append(share / n * (sent[b].double() + n * updates_b[site]))
-        for site, (n, sent) in late.items():
-            downs += [sent[a].double(), weights[a].double()]
-            ups += [-shares[site] / n * sent[b].double(), shares[site] * weights[b].double()]
-        yield a, b, downs, ups
-
-
-def _frobenius(b: torch.Tensor, a: torch.Tensor) -> float:
-    """``||B A||`` of B (out, n) and A (n, in), by small matrices."""
-    return float((torch.linalg.qr(b, mode="r").R @ torch.linalg.qr(a.T, mode="r").R.T).norm())
-
-
 class ProductMean(dict[str, torch.Tensor]):
     """``W + tau (sum c_k B_k A_k - W)`` of each layer as A (R, in) and B (out, R), float64: all factors side by side.
 
@@ -202,7 +156,17 @@ class ProductMean(dict[str, torch.Tensor]):
         late: Late,
     ):
         super().__init__(mean)
-        for a, b, downs, ups in _layers(weights, updates, shares, late):
+        for a, b in pairs(weights):
+            # 1. Each site's A_k and c_k B_k, in the order of the shares.
+            updates_a, updates_b, downs, ups = updates.each(a), updates.each(b), [], []
+            for site, share in shares.items():
+                n, sent = late.get(site, (1, weights))
+                downs.append(sent[a].double() + n * updates_a[site])
+                ups.append(share / n * (sent[b].double() + n * updates_b[site]))
+            # 2. What makes a late site's B_k A_k a W + (B_k A_k - W_sent) / n.
+            for site, (n, sent) in late.items():
+                downs += [sent[a].double(), weights[a].double()]
+                ups += [-shares[site] / n * sent[b].double(), shares[site] * weights[b].double()]
             self[a] = torch.cat([*downs, weights[a].double()])
             self[b] = torch.cat([*(tau * up for up in ups), (1 - tau) * weights[b].double()], 1)
 
@@ -216,8 +180,9 @@ class ProductMean(dict[str, torch.Tensor]):
             moved[a], moved[b] = truncated(up, torch.cat([weights[a].double(), self[a]]), len(weights[a]))
         squares = [float((moved[n].double() - weights[n].double()).square().sum()) for n in weights if not factor(n)]
         for a, b in pairs(weights):
-            change = torch.cat([moved[b], -weights[b]], 1), torch.cat([moved[a], weights[a]])
-            squares.append(_frobenius(*(one.double() for one in change)) ** 2)
+            up, down = torch.cat([moved[b], -weights[b]], 1).double(), torch.cat([moved[a], weights[a]]).double()
+            small = torch.linalg.qr(up, mode="r").R @ torch.linalg.qr(down.T, mode="r").R.T  # as long as up @ down
+            squares.append(float(small.norm()) ** 2)
         return moved, math.sqrt(math.fsum(squares))
 
 

@@ -97,8 +97,7 @@ def test_a_run_is_what_dense_weights_give_and_theorem_1_holds_with_what_is_cut_o
         zeros = {n: torch.zeros_like(value) for n, value in w.items()}
         middle = {n: sum(SHARES[s] * padded(one, zeros)[n].double() for s, one in learnt.items()) for n in NAMES}
         middle |= {A: w[A]} if form == "ffa" else {}
-        assert step.lora_gap == pytest.approx(float((mean - dense(middle)).norm() / mean.norm()), abs=1e-6)
-        assert not step.refused and (form != "ffa" or step.lora_gap < 1e-6)
+        assert not step.refused
         w = {n: w[n] + alpha * (middle[n] - w[n]) for n in NAMES}
         whole, uncut = whole + alpha * (mean - whole), uncut + alpha * (mean - uncut)  # Theorem 1, step by step
         if form == "product":
@@ -123,7 +122,6 @@ def test_what_a_site_of_lower_rank_answers_late_is_half_of_its_step_from_what_it
     assert not controller.panics, controller.panics
     first, second = (step for step in read_events(controller.results_folder) if step.kind == "step")
     assert "site-b" in first.absent and second.sites["site-b"].late == 1 and not second.refused
-    assert (second.lora_gap is None) is (form == "product") and first.lora_gap is not None
 
     def seen(w):
         """What a mean is of: products, or factors, of which a lower rank lacks what is zero."""

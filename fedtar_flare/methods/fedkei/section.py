@@ -1,20 +1,15 @@
-"""FedKEI's sections of the run page, and a site's own page of its modules."""
+"""FedKEI's sections of the run page."""
 
 from collections.abc import Callable, Iterator, Sequence
 from operator import itemgetter
-from pathlib import Path
 from statistics import fmean
 
-from fedtar_flare.core.files import PRIVATE, write_text
 from fedtar_flare.methods.fedkei.events import Learnt, Mixed, SiteTask
-from fedtar_flare.methods.fedkei.mixing import KINDS
 from fedtar_flare.metrics.classification import epochs_to, lca
 from fedtar_flare.reporting.format import NOTHING, duration, number, size
 from fedtar_flare.reporting.plots import Chart, Guide, Series, scatter
-from fedtar_flare.reporting.render import render
 from fedtar_flare.reporting.run import Run
 from fedtar_flare.reporting.section import Section, charts, table
-from fedtar_flare.site.state import SiteState
 
 SMALL = (300, 190)
 GUESS = [Guide(0.5, "a guess")]
@@ -178,21 +173,6 @@ def cost(run: Run) -> Section | None:
 
 
 SECTIONS = (tasks, curves, clusters, plane, cost)
-
-
-def write_modules_page(state: SiteState, site: str) -> Path:
-    """Write ``modules.html`` into the site's state of a run: a line for each module, with alpha; returns its path."""
-    head = ["task", "disease", *READINGS, *RAND, "alpha of adapters", "alpha of heads"]
-    rows = []
-    for name in state.names("module-"):
-        about = state.read(name)[1]
-        row = [str(int(name.removeprefix("module-"))), about["task"], *_readings(about["auc"])]
-        row += _readings(about["rand_auc"] or ())
-        for kind in KINDS:
-            row.append(", ".join(f"{v:.3f}" for v in about["alpha"].get(kind, ())) or NOTHING)
-        rows.append(row)
-    page = render("modules_page.html", site=site, content=table(head, rows, left={1, 8, 9}))
-    return write_text(state.folder / "modules.html", page, PRIVATE)
 
 
 def _learnt(run: Run) -> Iterator[tuple[int, str, SiteTask]]:

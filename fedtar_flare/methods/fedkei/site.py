@@ -20,7 +20,6 @@ from fedtar_flare.imaging.transform_list import RANDOM
 from fedtar_flare.learning.config import DataConfig, LoRAConfig
 from fedtar_flare.methods.fedkei.config import CLASSIFIERS, PLANS, STEPS, LearnerSettings
 from fedtar_flare.methods.fedkei.contract import ADAPT, IMPORTANCE, PROBE, PULL
-from fedtar_flare.methods.fedkei.section import write_modules_page
 from fedtar_flare.methods.fedkei.tasks import LocalTask, without_some
 from fedtar_flare.models.adapters.lora import shared_parameters
 from fedtar_flare.models.classifier import ClassifierConfig, bare_classifier, build_classifier
@@ -227,7 +226,7 @@ class FedKEISite(SiteStrategy):
         return None
 
     def _store(self, task: Task, data: LocalTask, adapted: Adapted, rand: Adapted | None, start: Tensors) -> None:
-        """Write the module with alpha, its scores, and the site's own page into the site's state."""
+        """Write the module with alpha, and its scores, into the site's state."""
         header, state = task.header, task.state
         module = {name: start[name] + difference for name, difference in adapted.difference.items()}
         learnt = {"alpha": adapted.alpha, "auc": adapted.curve, "rand_auc": None if rand is None else rand.curve}
@@ -236,8 +235,6 @@ class FedKEISite(SiteStrategy):
         whose = {"labels": data.test.labels.tolist(), "patients": data.test.patients}
         state.write(task_scores(header.round), scores, {"task": data.name, **whose})
         state.save(version(header.round, STEPS), module, {"task": header.round}, keep=header.keep)
-        page = write_modules_page(state, task.site.name)
-        task.logger.info(f"this site's modules and mixtures, for its eyes: {page}")
 
     def _learner(self, task: Task) -> TaskLearner:
         """The site's learner, built once per process and run."""
