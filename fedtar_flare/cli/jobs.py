@@ -170,12 +170,12 @@ def export(arguments: argparse.Namespace) -> None:
 
     For hospitals, use --no-byoc: a job with a custom folder switches their class allow-list off.
     """
-    from fedtar_flare.runtime.requirements import describe, requirements
+    from fedtar_flare.runtime.requirements import describe
 
     recipe = _recipe(arguments, name=arguments.name)
     if arguments.describe:
-        needs = requirements(recipe)
-        print(json.dumps(needs, indent=2) if arguments.json else describe(needs))
+        text = describe(recipe)
+        show(arguments, {"job": recipe.name, "asks": text}, text)
     else:
         recipe.export(str(arguments.out), byoc=not arguments.no_byoc)
         folder = arguments.out / recipe.name

@@ -12,7 +12,7 @@ from fedtar_flare.core.files import read_json
 from fedtar_flare.core.text import plain
 from fedtar_flare.protocol.contract import Contract
 from fedtar_flare.runtime.controller import FederatedController
-from fedtar_flare.runtime.requirements import describe, requirements
+from fedtar_flare.runtime.requirements import describe
 from fedtar_flare.runtime.site_executor import SiteExecutor
 from fedtar_flare.site.admission import breaches
 from fedtar_flare.site.approval import CLIENT_CONFIG, SERVER_CONFIG, digest_of, executor_entry, mappings, only
@@ -55,7 +55,7 @@ class DeployedJob:
     def describe(self) -> str:
         """Describe for people what the job asks of a site and what will leave."""
         lines = [
-            describe(requirements(self)),
+            describe(self),
             "",
             f"settings that are not defaults: {json.dumps(self.settings)}",
             f"what else it builds here: {', '.join(self.foreign) or 'nothing'}",

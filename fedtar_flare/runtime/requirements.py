@@ -165,126 +165,53 @@ def report_request(model: AdaptedModel, training: TrainingConfig, rounds: int, t
     )
 
 
-def requirements(recipe: Any) -> dict[str, Any]:
-    """Work out what a job needs of a site."""
-    executor, controller = recipe.executor, recipe.controller
-    strategy = executor.strategy
-    adapted = strategy.adapted_model(controller.config.time_steps)
-    model = adapted.config
-    sizes = adapted.sizes()
-    exchanged = sizes.get("exchanged") if recipe.contract.shares else 0
-    return {
-        "job": recipe.name,
-        "fedtar_flare": __version__,
-        "data": {
-            "studies": "radiographs" if model.slices == 1 else "chest CT series",
-            "reports": strategy.reads_reports,
-            "unit": "time step" if strategy.reads_reports else "task",
-            "columns": ["patient_id", "study_datetime", "image", *strategy.columns],
-            "time_steps": controller.config.time_steps,
-            "alignment": strategy.settings.data.alignment,
-            "least_patients_per_split_and_step": max(5, strategy.settings.data.min_cell),
-            "transforms": list(strategy.settings.data.transforms),
-            "input": f"{model.slices} x {model.image_size} x {model.image_size}",
-            "cache_bytes_per_study": 3 * model.slices * model.image_size**2,
-        },
-        "model": {
-            "preset": strategy.preset,
-            "parts": _parts(adapted.names, adapted.weights),
-            "weights": adapted.weights,
-            "parameters": sizes.get("parameters"),
-            "memory_of_weights_bytes": 4 * sizes["parameters"] if sizes else None,
-        },
-        "computer": {
-            "gpu": "not needed" if strategy.preset in ("small", "tiny", "vlm-tiny") else "strongly advised",
-            "python": "3.11 to 3.13",
-        },
-        "work": {
-            "rounds": controller.config.num_rounds,
-            "time_steps": controller.config.time_steps,
-            "training": strategy.settings.training.to_dict(),
-            "a_task": strategy.work(),
-            "seconds_per_task_limit": controller.config.step_time_limit,
-        },
-        "leaves_the_site": {
-            "values_per_exchange": exchanged,
-            "bytes_up_per_step": None if exchanged is None else 4 * exchanged,
-            **leaving(recipe.contract),
-        },
-    }
-
-
-def leaving(contract: Contract) -> dict[str, Any]:
-    """What may leave a site by a method's contract, as primitives: tasks, their tensors and fields, and what stays."""
-    return {
-        "method": contract.method,
-        "title": contract.title,
-        "tasks": [
-            {
-                "task": task.name,
-                "about": task.about,
-                "sends": task.sends,
-                "tensors": [
-                    {"group": group.name, "form": group.form, "about": group.about, "personal": group.personal}
-                    for name in task.up
-                    for group in contract.groups
-                    if group.name == name
-                ],
-                "fields": {field.name: field.about for field in task.fields},
-            }
-            for task in contract.tasks
-        ],
-        "stays": contract.stays,
-        "caution": contract.caution,
-    }
-
-
-def describe(needs: dict[str, Any]) -> str:
-    """Write what :func:`requirements` gives as text for people."""
-    data, model, work, leaves = needs["data"], needs["model"], needs["work"], needs["leaves_the_site"]
-    material = f"over up to {data['time_steps']} time steps, with reports" if data["reports"] else "with labels"
-    parts = "; ".join(f"{name} (licence: {licence})" for name, licence in model["parts"].items())
+def describe(recipe: Any) -> str:
+    """Write what a job needs of a site, and what leaves it, as text for people."""
+    strategy, config, contract = recipe.executor.strategy, recipe.controller.config, recipe.contract
+    adapted, cell = strategy.adapted_model(config.time_steps), max(5, strategy.settings.data.min_cell)
+    model, sizes = adapted.config, adapted.sizes()
+    studies = "radiographs" if model.slices == 1 else "chest CT series"
+    material = f"over up to {config.time_steps} time steps, with reports" if strategy.reads_reports else "with labels"
+    columns = ", ".join(["patient_id", "study_datetime", "image", *strategy.columns])
+    unit = "time step" if strategy.reads_reports else "task"
+    if adapted.weights == "small" or not adapted.names:
+        by = "shipped with fedtar_flare" if adapted.weights == "small" else "made by the job"
+        parts = f"{by} (licence: Apache-2.0)"
+    else:
+        parts = "; ".join(f"{n} (licence: {LICENSES.get(n, 'see its model card')})" for n in adapted.names)
+    size = "its size is known where its parts are local folders."
+    if sizes:
+        size = f"{sizes['parameters']:,} parameters, {4 * sizes['parameters']:,} bytes in memory before training."
+    exchanged = sizes.get("exchanged") if contract.shares else 0
+    gpu = "not needed" if strategy.preset in ("small", "tiny", "vlm-tiny") else "strongly advised"
     lines = [
-        f"Job {needs['job']}, fedtar_flare {needs['fedtar_flare']}. A site that joins needs:",
+        f"Job {recipe.name}, fedtar_flare {__version__}. A site that joins needs:",
         "",
-        f"data: {data['studies']} of patients {material}, as a manifest with the columns "
-        f"{', '.join(data['columns'])}. It trains at a {data['unit']} where it has at least "
-        f"{data['least_patients_per_split_and_step']} patients with training visits, and is passed over at the others.",
-        *(f"images: the job adds to their preparation {json.dumps(spec)}" for spec in data["transforms"]),
-        f"model: {parts}. Weights: {model['weights'] or 'those of the parts'}; "
-        + (
-            f"{model['parameters']:,} parameters, {model['memory_of_weights_bytes']:,} bytes in memory before training."
-            if model["parameters"]
-            else "its size is known where its parts are local folders."
-        ),
-        f"computer: a GPU is {needs['computer']['gpu']}; Python {needs['computer']['python']}; a cache of "
-        f"{data['cache_bytes_per_study']} bytes a study.",
-        f"work: {work['rounds']} rounds, {work['time_steps']} time steps, {work['a_task']}, at most "
-        f"{work['seconds_per_task_limit']} s a task.",
+        f"data: {studies} of patients {material}, as a manifest with the columns {columns}. It trains at a {unit} "
+        f"where it has at least {cell} patients with training visits, and is passed over at the others.",
+        *(f"images: the job adds to their preparation {json.dumps(one)}" for one in strategy.settings.data.transforms),
+        f"model: {parts}. Weights: {adapted.weights or 'those of the parts'}; {size}",
+        f"computer: a GPU is {gpu}; Python 3.11 to 3.13; a cache of {3 * model.slices * model.image_size**2} bytes a "
+        "study.",
+        f"work: {config.num_rounds} rounds, {config.time_steps} time steps, {strategy.work()}, at most "
+        f"{config.step_time_limit} s a task.",
         "",
-        f"{leaves['title']}: what leaves the site, and in which task. Nothing else can.",
-        *_task_lines(leaves["tasks"]),
-        f"at each exchange: {leaves['values_per_exchange']:,} values ({leaves['bytes_up_per_step']:,} bytes)."
-        if leaves["values_per_exchange"]
-        else "",
-        f"stays at the site: {leaves['stays']}, and whatever is not named above.",
-        *([f"CAUTION: {leaves['caution']}."] if leaves["caution"] else []),
+        f"{contract.title}: what leaves the site, and in which task. Nothing else can.",
+        *leaving(contract),
+        f"at each exchange: {exchanged:,} values ({4 * exchanged:,} bytes)." if exchanged else "",
+        f"stays at the site: {contract.stays}, and whatever is not named above.",
+        *([f"CAUTION: {contract.caution}."] if contract.caution else []),
     ]
     return "\n".join(textwrap.fill(line, 110, subsequent_indent="  ") for line in lines)
 
 
-def _task_lines(tasks: list[dict[str, Any]]) -> Iterator[str]:
+def leaving(contract: Contract) -> Iterator[str]:
+    """Write what may leave a site by a method's contract, line by line: tasks, their tensors and fields."""
     sends = {"initial": "full weights, of the one site that is asked for them", "difference": "what changed"}
-    for task in tasks:
-        yield f"{task['task']} ({task['about']}):"
-        for group in task["tensors"]:
-            form = sends[task["sends"]] if group["form"] == "averaged" else group["form"]
-            personal = "; PERSONAL DATA" if group["personal"] else ""
-            yield f"  tensors {group['group']}: {group['about']} ({form}){personal}"
-        yield from (f"  {name}: {about}" for name, about in task["fields"].items())
-
-
-def _parts(names: tuple[str, ...], weights: str | None) -> dict[str, str]:
-    if weights == "small" or not names:
-        return {"shipped with fedtar_flare" if weights == "small" else "made by the job": "Apache-2.0"}
-    return {name: LICENSES.get(name, "see its model card") for name in names}
+    groups = {group.name: group for group in contract.groups}
+    for task in contract.tasks:
+        yield f"{task.name} ({task.about}):"
+        for group in (groups[name] for name in task.up):
+            form = sends[task.sends] if group.form == "averaged" else group.form
+            yield f"  tensors {group.name}: {group.about} ({form}){'; PERSONAL DATA' if group.personal else ''}"
+        yield from (f"  {field.name}: {field.about}" for field in task.fields)

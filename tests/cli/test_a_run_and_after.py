@@ -220,7 +220,9 @@ def test_settings_from_a_file_and_their_mistakes(tmp_path):
     own = ("--set", "data.transforms=[{name: GaussianSmoothd, sigma: 1}]")
     assert 'preparation {"name": "GaussianSmoothd", "sigma": 1}' in passing("export", "--describe", *own)
     out = passing("export", "--describe", "--json", "--settings", file, "--set", "training.lr=5e-4")
-    work = json.loads(out)["work"]
-    assert work["rounds"] == 4 and work["training"]["local_steps"] == 7 and work["training"]["lr"] == 5e-4
+    assert "work: 4 rounds" in json.loads(out)["asks"]
+    passing("export", "--settings", file, "--set", "training.lr=5e-4", "-o", tmp_path)
+    (entry,) = json.loads((tmp_path / "fedtar" / "app" / "config" / "config_fed_client.json").read_text())["executors"]
+    assert entry["executor"]["args"]["settings"]["training"] == {"local_steps": 7, "lr": 5e-4}
     file.write_text("rounds: 3\n")
     assert "rounds" in failing("export", "--settings", file, "-o", tmp_path)
