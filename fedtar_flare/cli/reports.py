@@ -85,7 +85,7 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--manifest", **several, help="table of studies (see 'fedtar data check'); may be repeated")
     command.add_argument("--site-file", **several, help="site file, with the key where it is in a kit; may be repeated")
     split = command.add_mutually_exclusive_group()
-    seed = "the sites are simulated; --seed of their jobs (there: 0), which decides who a synthetic cohort is"
+    seed = "the sites (--site-file) are simulated; --seed of their jobs (there: 0), which makes a synthetic cohort"
     split.add_argument("--job-seed", type=int, help=seed)
     split.add_argument("--key", type=Path, help="the real site's key file, fedtar.key, where it is not beside the data")
     split.add_argument("--no-site", action="store_true", help="the manifests belong to no site of any run")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.core.files import private_folder, read_lines, read_yaml
+from fedtar_flare.core.files import private_folder, read_lines
 from fedtar_flare.core.settings import build
 from fedtar_flare.core.text import UNFIT_IN_ID
 from fedtar_flare.data.cells import Timeline, read_key
@@ -133,7 +133,7 @@ def excluded_patients(config: SiteConfig) -> frozenset[str]:
 
 _NAME_IT = (
     "name the key file of the real site with --key (fedtar.key in its state's folder), or the seed of the "
-    "simulated jobs with --job-seed"
+    "simulated jobs with --site-file and --job-seed"
 )
 
 
@@ -165,17 +165,7 @@ def patients_of_manifest(
     if sum((job_seed is not None, key is not None, no_site)) > 1:
         raise ConfigError(f"{manifest}: only one of --job-seed, --key and --no-site decides about the split")
     if job_seed is not None:
-        sites = manifest.resolve().parent.parent / "sites"
-        files = []
-        for file in sorted(sites.glob("*.yaml")):
-            path = read_yaml(file, "'key: value' lines").get("path")
-            if path and (file.parent / str(path)).resolve() == manifest.resolve():
-                files.append(file)
-        if len(files) != 1:
-            raise ConfigError(
-                f"{manifest}: {len(files)} files in {sites} name this manifest; give one with --site-file"
-            )
-        return patients_of_site_file(files[0], job_seed=job_seed)
+        raise ConfigError(f"{manifest}: --job-seed goes with the site's file, --site-file, in place of its manifest")
     if key is None and not no_site:
         raise ConfigError(
             f"{manifest} does not say which patients its site tests on: {_NAME_IT}; a collection that belongs to no "

@@ -196,11 +196,11 @@ def test_the_run_goes_on_with_the_next_period(place, results, repository, tmp_pa
     assert list(after.ahead) == [3] and after.start.run_id == read_run(results).start.run_id
 
 
-def test_warmstart_on_a_manifest_gives_weights_that_a_job_takes(hospitals, place, tmp_path):
+def test_warmstart_on_a_site_s_studies_gives_weights_that_a_job_takes(hospitals, place, tmp_path):
     out = tmp_path / "start"
     code, printed, err = here(
-        "warmstart", "--manifest", hospitals["south"]["manifest"], "--job-seed", 3, "--preset", "tiny", "--steps", 3,
-        "--vocabulary", 500, "-o", out, "--json", FEDTAR_HOME=str(place / "home"),
+        "warmstart", "--site-file", place / "hospitals" / "sites" / "south.yaml", "--job-seed", 3,
+        "--preset", "tiny", "--steps", 3, "--vocabulary", 500, "-o", out, "--json", FEDTAR_HOME=str(place / "home"),
     )  # fmt: skip
     assert code == 0, err
     about = json.loads(printed)

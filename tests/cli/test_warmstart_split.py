@@ -97,20 +97,18 @@ def learns(tmp_path, *arguments):
         warmstart(passing, tmp_path, *arguments)
 
 
-@pytest.mark.parametrize("by", ["manifest", "site-file"])
-def test_a_simulated_site(by, out, learned, monkeypatch):
+def test_a_simulated_site(out, learned, monkeypatch):
     monkeypatch.setenv("FEDTAR_SITES", str(out / "sites"))
     of_site = splits("north")
     assert of_site == splits("north", seed=0) and all(of_site.values())  # whatever the seed of a run
-    table = out / "north/manifest.csv" if by == "manifest" else out / "sites/north.yaml"
-    learns(out, f"--{by}", table, "--job-seed", SEED, "--seed", 1)
+    learns(out, "--site-file", out / "sites/north.yaml", "--job-seed", SEED, "--seed", 1)
     assert learned == of_site["train"] and not list(out.rglob("fedtar.key"))
 
 
 def test_several_simulated_sites(out, learned, monkeypatch):
     monkeypatch.setenv("FEDTAR_SITES", str(out / "sites"))
     of_sites = [splits(name) for name in ("north", "south")]
-    tables = ("--manifest", out / "north/manifest.csv", "--site-file", out / "sites/south.yaml")
+    tables = ("--site-file", out / "sites/north.yaml", "--site-file", out / "sites/south.yaml")
     learns(out, *tables, "--job-seed", SEED)
     assert not learned & {name for site in of_sites for name in site["validation"] | site["test"]}
     assert learned == (of_sites[0]["train"] | of_sites[1]["train"]) - {MOVED}
