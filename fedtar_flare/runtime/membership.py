@@ -63,11 +63,10 @@ class Membership:
         """
         config, live = self.run.config, self.run.exchange.live_sites()
         self._name_absent(live)
-        source = config.initial_site or (live[0] if live else "")
-        if weights is None and source not in live:
-            raise FedTARError(f"initial_site '{source}' is not connected; connected: {', '.join(live) or 'none'}")
+        if not live:
+            raise FedTARError("no site is connected")
         initial: dict[str, Tensors] = {}
-        answers = self._greet(live, weights, "" if weights is not None else source, initial, least=config.min_sites)
+        answers = self._greet(live, weights, "" if weights is not None else live[0], initial, least=config.min_sites)
         if not answers.replies:  # all abstained
             raise FedTARError("no site takes part: " + "; ".join(f"{s}: {why}" for s, why in answers.abstained.items()))
         self._agreed = agree(answers, config.min_sites)
@@ -75,7 +74,7 @@ class Membership:
         self.schema = ExchangeSchema.from_dict(first["schema"])
         self.lora_mean = first.get("lora_mean", "factors")
         check_form(self.lora_mean, config.aggregation)
-        weights = weights if weights is not None else self._common_start(source, initial, answers)
+        weights = weights if weights is not None else self._common_start(live[0], initial, answers)
         self.schema.check(weights)
         self._add(answers)
         return weights, answers

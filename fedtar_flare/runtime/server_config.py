@@ -49,13 +49,10 @@ class ServerConfig(Settings):
     update_norm_limit: float = Field(
         10.0, gt=0, description="an update is refused if its norm is above this times the norm of the weights"
     )
-    initial_site: str = Field(
-        "", description="site that gives the initial weights, which most sites must have too; empty: the first by name"
-    )
     initial_checkpoint: str = Field(
         "",
-        description="initial weights instead: name of a checkpoint file that the server's operator offers (simulator: "
-        "its path)",
+        description="initial weights: name of a checkpoint file that the server's operator offers (simulator: its "
+        "path); empty: those of the first site by name, which most sites must have too",
     )
     resume_from: str = Field("", description="id of a job of the same submitter (simulator: a checkpoint folder)")
     remake_before: int = Field(
@@ -81,8 +78,6 @@ class ServerConfig(Settings):
             yield "initial_checkpoint", "empty where resume_from is given"
         if self.remake_before and not self.resume_from:
             yield "remake_before", "0 where resume_from is empty"
-        if self.initial_site in self.unseen:
-            yield "initial_site", "a site that trains, not one of those in unseen"
 
     def fixed(self) -> dict[str, Any]:
         """List the settings that a resumed run must share; those of special runs only where they are set."""

@@ -77,7 +77,7 @@ def simulate(
     config = recipe.controller.config
     if config.min_sites > len(names):
         raise ConfigError(f"min_sites is {config.min_sites}, and there are {len(names)} sites")
-    for site in (*config.unseen, *filter(None, [config.initial_site])):
+    for site in config.unseen:
         if site not in names:
             text = f"server: the job names site '{site}'{suggestion(site, names)} (sites: {', '.join(names)})"
             raise ConfigError(text)
