@@ -106,6 +106,7 @@ class TaskHeader(_Header):
     origin : of a run that is made again: whose state it begins with at the site, ``RUN/0002-03``; empty: none
     score : whose reports are scored: ``test`` patients', or ``all`` of a site that never trains
     rounds_per_period : rounds for each period, in a simulation whose visits arrive by periods; 0: all are there at once
+    alpha : weight, from 0 to 1, with which this step's aggregate enters the weights
     """
 
     _carrier = ("task", "server", "site")
@@ -123,6 +124,7 @@ class TaskHeader(_Header):
     keep: str = ""
     score: str = "test"
     rounds_per_period: int = 0
+    alpha: float = 1.0
     origin: str = ""
     plugin: str = __version__
 
@@ -153,6 +155,7 @@ class TaskHeader(_Header):
             (texts["origin"] == "" or not (self.round or self.evaluate), "origin is for a handshake without scores"),
             (isinstance(self.evaluate, bool), "'evaluate' is neither true nor false"),
             (isinstance(self.member, bool), "'member' is neither true nor false"),
+            (type(self.alpha) is float and 0 <= self.alpha <= 1, "alpha is not a number from 0 to 1"),
             (self.score in SCORED, f"'score' is not one of {', '.join(SCORED)}"),
             (site, "initial_site is not a name"),
         ):

@@ -67,8 +67,7 @@ class FederatedController(ModelController):
         self.wire_contract = self.contract.allowing(["*"])  # which parameters travel whole is for the sites to say
         self.exchange, self.membership = Exchange(self), Membership(self)
         self.round = self.first_round = 1
-        self.origin = ""
-        """Run and version of the sites' state with which a run that is made again begins."""
+        self.origin = ""  # run and version of the sites' state with which a run that is made again begins
         self.strategy = self.definition.server(self)
 
     # ------------------------------------------------------------------ a run
@@ -92,7 +91,7 @@ class FederatedController(ModelController):
         except Exception as error:  # the run is whole and saved: a page that cannot be written must not fail it
             self.exception(f"the closing page or box could not be written: {error}")
 
-    def train(self, w: Tensors, r: int, t: int) -> tuple[dict[str, torch.Tensor] | None, Answers]:
+    def train(self, w: Tensors, r: int, t: int, alpha: float = 1.0) -> tuple[dict[str, torch.Tensor] | None, Answers]:
         """Have the sites train at step t, and aggregate their updates.
 
         Parameters
@@ -101,6 +100,8 @@ class FederatedController(ModelController):
             Weights to train from.
         r, t : int
             Round and time step.
+        alpha : float
+            Weight with which the method will add the aggregate, for the sites to know.
 
         Returns
         -------
@@ -112,7 +113,7 @@ class FederatedController(ModelController):
         step = TrainingStep(self, w, down, r)
         with step.updates:
             # 1. Weights go down; each update is checked, brought to one form and stored as it comes.
-            header = self.header(r, t, after=version(r, t - 1))
+            header = replace(self.header(r, t, after=version(r, t - 1)), alpha=alpha)
             answers = self.send_task(TRAIN, header, down, self.strategy.trainers(), step.accept)
             # 2. Late updates of this step of an earlier round join.
             self.exchange.add_late_answers(answers, header, step.accept)

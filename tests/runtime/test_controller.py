@@ -14,20 +14,23 @@ from fedtar_flare.record.log import read_events
 from fedtar_flare.runtime.aggregation import SpilledUpdates
 from fedtar_flare.runtime.checkpoint import CheckpointFolder
 from fedtar_flare.runtime.results import Results
+from fedtar_flare.testing import QuadraticSite, same_bits
 from fedtar_flare.testing import last_checkpoint as last
-from fedtar_flare.testing import same_bits
 from fedtar_flare.testing.federation import NAMES
 
 GIVEN = [0.2, 0.9, 0.5]
 
 
-def reference(local, num_rounds, weighting, alpha_form, eta):
-    """FedTAR written down once more, by autograd through Eq. 7 with the step means held fixed."""
+def reference(local, num_rounds, weighting, alpha_form, eta, retained=None):
+    """FedTAR written down once more, by autograd through Eq. 7 with the step means held fixed.
+
+    ``retained``: from round 2 on through the sites' training, too, which keeps this share of its start.
+    """
     learnt = "softmax" if alpha_form == "given" else alpha_form
     policy = AlphaPolicy(T, AlphaConfig(alpha_form=learnt, initial_alpha=0.7), seed=0)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=eta)
     w = [v.double() for v in next(iter(local.values())).start().values()]
-    for _ in range(num_rounds):
+    for r in range(num_rounds):
         fixed = {"uniform": [1 / T] * T, "given": GIVEN}
         alphas = torch.tensor(fixed[alpha_form], dtype=torch.float64) if alpha_form in fixed else policy.alphas()
         start, means = w, []
@@ -47,6 +50,8 @@ def reference(local, num_rounds, weighting, alpha_form, eta):
         through = [v.clone() for v in start]
         for t in range(T):
             if means[t] is not None:
+                if retained and r:
+                    means[t] = [m + retained * (v - v.detach()) for v, m in zip(through, means[t], strict=True)]
                 through = [v + alphas[t] * (m - v) for v, m in zip(through, means[t], strict=True)]
         judges = [s for s in local.values() if s.validation is not None]
         reports = sum(s.samples for s in judges)
@@ -80,6 +85,40 @@ def test_a_run_equals_an_independent_reference(tmp_path, alpha_form, weighting, 
     torch.testing.assert_close(learnt, alphas.double(), rtol=1e-5, atol=1e-6)
     assert [e.skipped for e in events["step"]] == ([False, True, False] if skip else [False] * 3) * 3
     assert events["end"][0].status == "completed" and not controller.panics
+
+
+CORRECTED = {"eta": 0.01, "hypergradient": "corrected"}
+
+
+@pytest.mark.parametrize("alpha_form", ["softmax", "sigmoid"])
+def test_a_corrected_run_follows_the_whole_gradient_once_the_starts_have_moved(tmp_path, alpha_form):
+    controller = federation(tmp_path, alpha_form=alpha_form, **CORRECTED)
+    events = run(controller)
+    learnt = controller.strategy.policy.alphas().detach()
+    torch.testing.assert_close(learnt, reference(sites(), 3, "samples", alpha_form, 0.01, 0.5)[1], rtol=1e-5, atol=1e-6)
+    assert (learnt - reference(sites(), 3, "samples", alpha_form, 0.01, 0.0)[1]).abs().max() > 1e-4
+    assert [e.retained for e in events["outer"]] == [[0.0] * T, *[[pytest.approx(0.5, abs=1e-5)] * T] * 2]
+    resumed = federation(tmp_path / "again", alpha_form=alpha_form, num_rounds=1, **CORRECTED)
+    run(resumed)
+    resumed = federation(
+        tmp_path / "on", alpha_form=alpha_form, resume_from=str(resumed.results_folder / "checkpoint"), **CORRECTED
+    )
+    run(resumed)
+    assert same_bits(last(resumed), last(controller))
+
+
+def test_every_site_is_told_with_which_weight_its_step_enters(tmp_path):
+    told = []
+
+    class Listening(QuadraticSite):
+        def __call__(self, task, header, weights):
+            told.append((task, header.step, header.alpha))
+            return super().__call__(task, header, weights)
+
+    local = {name: Listening(name, site.targets, site.samples, site.validation) for name, site in sites().items()}
+    run(federation(tmp_path, local, num_rounds=1, alpha_form="given", alphas=[0.25, 1.0, ALPHA_FLOOR / 2]))
+    assert {(t, alpha) for task, t, alpha in told if task == "train"} == {(1, 0.25), (2, 1.0), (3, 0.0)}
+    assert {alpha for task, _, alpha in told if task != "train"} == {1.0}
 
 
 def test_theorem_2_in_the_record_and_every_site_is_accounted_for(tmp_path):

@@ -79,6 +79,12 @@ class AlphaConfig(Settings):
         0.7, gt=0, lt=1, description="start of every alpha_t under sigmoid; under softmax they start near 1/T"
     )
     eta: float = Field(1e-2, gt=0, description="rate of the outer step, AdamW's")
+    hypergradient: Literal["first_order", "corrected"] = Field(
+        "first_order",
+        description="of the outer step: 'first_order' takes the sites' means as if they did not depend on earlier "
+        "steps (the paper); 'corrected' knows that training keeps a share of the weights that it starts from, "
+        "estimated from the updates of successive rounds; it helps where reports of some steps are wrong",
+    )
 
     def validation_errors(self) -> Iterator[tuple[str, str]]:
         if (self.alpha_form == "given") != bool(self.alphas) or any(not 0 <= alpha <= 1 for alpha in self.alphas):
@@ -86,9 +92,15 @@ class AlphaConfig(Settings):
 
 
 class TemporalConfig(Settings):
-    """The visits that a time step learns from."""
+    """The visits that a time step learns from, and what it moves."""
 
     replay: Literal["none", "seen"] = Field(
         "none",
         description="which visits a step trains on: 'none': its own (the paper), 'seen': of every step so far",
+    )
+    personal: Literal["whole", "alpha"] = Field(
+        "whole",
+        description="how much of a step's training enters what stays at the site (patient part, own head, "
+        "patient.local_adapter): 'whole' (the paper), or 'alpha': alpha_t of it, as of the shared adapter, which helps "
+        "where reports of some steps are wrong",
     )

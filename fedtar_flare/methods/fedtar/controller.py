@@ -12,6 +12,7 @@ from fedtar_flare.methods.fedtar.policy import (
     FIXED,
     AlphaPolicy,
     OuterOptimizer,
+    RetainedShares,
     hypergradient,
     pool_t_numbers,
     residual_step,
@@ -38,6 +39,7 @@ class TemporalResidualServer(ServerStrategy):
         super().__init__(run)
         self.policy = AlphaPolicy(run.config.time_steps, self.settings.server, seed=run.config.seed)
         self.outer = OuterOptimizer(self.policy, eta=self.settings.server.eta)
+        self.retained = RetainedShares() if self.settings.server.hypergradient == "corrected" else None
 
     def one_round(self, w: Tensors, r: int) -> Tensors:
         """T residual steps and one outer step (FedTAR, Algorithm 1)."""
@@ -47,8 +49,10 @@ class TemporalResidualServer(ServerStrategy):
         for t in steps:
             alpha, residual = float(alphas[t - 1]), 0.0
             weight = alpha if alpha >= ALPHA_FLOOR else 0.0
-            aggregate, _ = self.run.train(w, r, t)  # Eq. 6
+            aggregate, _ = self.run.train(w, r, t, weight)  # Eq. 6
             if aggregate is not None:  # a step that nobody answered is skipped: w stays
+                if self.retained:
+                    self.retained.add(t, w, aggregate)
                 w, residual = residual_step(w, aggregate, weight)  # Eq. 7
                 taken[t - 1] = True
             self.run.record.write(Residual(round=r, step=t, alpha=alpha, residual_norm=residual))
@@ -72,9 +76,12 @@ class TemporalResidualServer(ServerStrategy):
             every = torch.tensor([sent[site] for site in sorted(sent)], dtype=torch.float64)
             by_mean = self.run.config.aggregation == "mean"
             pooled = pool_t_numbers(sent, reports) if by_mean else trimmed_mean(every, 0.5)
-            norm = self.outer.step(hypergradient(pooled, alphas, taken))
+            retained = self.retained.shares(len(alphas)) if self.retained else None
+            norm = self.outer.step(hypergradient(pooled, alphas, taken, retained))
         moved = self.policy.alphas(len(alphas)).detach().tolist()
         about = {"t_numbers": numbers, "left_out": left_out, "psi_grad_norm": norm}
+        if self.retained:
+            about["retained"] = self.retained.shares(len(alphas))
         self.run.record.write(Outer(round=r, alpha_before=alphas.tolist(), alpha_after=moved, **about))
         self.run.info(f"round {r}: alpha " + " ".join(f"{alpha:.3f}" for alpha in moved))
 
@@ -91,10 +98,12 @@ class TemporalResidualServer(ServerStrategy):
 
     # ------------------------------------------------------------------ state and record
     def on_start(self) -> None:
+        if self.retained and self.run.membership.lora_mean == "product":
+            raise ConfigError("server.hypergradient 'corrected' compares factors, which lora.mean 'product' makes anew")
         self.run.record.write(Alphas(alpha=self.policy.alphas().tolist(), first_round=self.run.first_round))
 
     def state(self) -> dict[str, torch.Tensor]:
-        return self.outer.state()
+        return self.outer.state() | (self.retained.state() if self.retained else {})
 
     def load_state(self, state: Tensors) -> None:
         state, rows = dict(state), self.run.config.time_steps
@@ -102,6 +111,8 @@ class TemporalResidualServer(ServerStrategy):
             if name.endswith("embedding") and value.dim():  # an added period has the row of the newest before it
                 state[name] = torch.cat([value, *[value[-1:]] * (rows - len(value))])
         self.outer.load_state(state)
+        if self.retained:
+            self.retained.load_state(state)
 
     def numbers(self) -> dict[str, list[float]]:
         return {"alpha": [round(float(alpha), 6) for alpha in self.policy.alphas().detach()]}

@@ -30,7 +30,10 @@ class Residual(Event):
 
 
 class Outer(Event):
-    """One outer step (Eq. 8); ``t_numbers`` are None where a site did not receive every step of the round."""
+    """One outer step (Eq. 8); ``t_numbers`` are None where a site did not receive every step of the round.
+
+    ``retained`` are rho_1..rho_T of a corrected hypergradient.
+    """
 
     kind: ClassVar[str] = "outer"
     curves: ClassVar[dict[str, str]] = {"alpha": "alpha_after"}
@@ -38,6 +41,7 @@ class Outer(Event):
     t_numbers: dict[str, list[float] | None] = {}
     left_out: dict[str, str] = {}
     psi_grad_norm: float | None = None
+    retained: list[float] | None = None
     alpha_before: list[float]
     alpha_after: list[float]
 

@@ -46,6 +46,8 @@ class PatientLearner(ReportLearner):
     knows_patients = True
     local: Mapping[str, Tensor] | None = None
     """w_{t-1} + Delta_k of the site's last task, trained with the patient part; without a shared head."""
+    alpha = 1.0
+    """How much of a task's training enters :attr:`local`, the patient part and the site's own head."""
     _acts: Tensor | None = None
 
     def __init__(
@@ -148,9 +150,15 @@ class PatientLearner(ReportLearner):
 
     def train(self, steps: int | Collection[int] | None, *args: Any, **kwargs: Any) -> Trained:
         """Where the head is exchanged, its rows of rare findings are 0 in the update."""
+        before = [p.detach().clone() for p in self._personal.values()] if self.alpha < 1 else []
         trained = super().train(steps, *args, **kwargs)
+        with torch.no_grad():
+            for start, parameter in zip(before, self._personal.values(), strict=False):
+                parameter.copy_(start.lerp(parameter, self.alpha))
         if self._stores_local:
-            self.local = {name: value for name, value in self.shared().items() if not matches(name, [HEAD_NAMES])}
+            end = {name: value for name, value in self.shared().items() if not matches(name, [HEAD_NAMES])}
+            rest = 1 - self.alpha
+            self.local = {name: value - rest * trained.update.get(name, 0) for name, value in end.items()}
         if self.findings is None or self.training.noise_multiplier is not None:  # noise covers what zeros would say
             return trained
         samples = self.cohort.samples("train", steps, self.min_cell)

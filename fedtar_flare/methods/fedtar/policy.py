@@ -8,7 +8,8 @@ gradient is, exactly and with wbar_t held fixed,
 with g the gradient of the validation loss at w_T. A site knows w_0..w_T from the broadcasts, so it sends the T numbers
 ``<g, w_t - w_{t-1}>``; neither the gradient nor any data leaves it. autograd carries dL/dalpha on into psi.
 
-wbar_t depends on w_{t-1}, though: local training keeps a share of its start, so that early steps count for more.
+wbar_t depends on w_{t-1}, though: local training keeps a share rho_t of its start, so that early steps count for more.
+With ``hypergradient: corrected`` the factor is ``1 - alpha_y (1 - rho_y)``, with rho_y of :class:`RetainedShares`.
 """
 
 import math
@@ -18,6 +19,7 @@ import torch
 from torch import nn
 
 from fedtar_flare.core.errors import ConfigError, ExchangeError
+from fedtar_flare.core.files import without_prefix
 from fedtar_flare.learning.training import load_optimizer_state, optimizer_state
 from fedtar_flare.methods.fedtar.config import AlphaConfig
 from fedtar_flare.protocol.exchange import Tensors
@@ -99,10 +101,13 @@ def pool_t_numbers(numbers: Mapping[str, Sequence[float]], reports: Mapping[str,
     return pooled
 
 
-def hypergradient(numbers: torch.Tensor, alphas: torch.Tensor, taken: torch.Tensor) -> torch.Tensor:
+def hypergradient(
+    numbers: torch.Tensor, alphas: torch.Tensor, taken: torch.Tensor, retained: Sequence[float] | None = None
+) -> torch.Tensor:
     """dL/dalpha (T,), exact in float64, from the T numbers (see the module; supplement, Eq. 16 to 19).
 
     It is 0 at steps that were not ``taken`` (T,), which have no factor in the products, and below :data:`ALPHA_FLOOR`.
+    ``retained`` are rho_1..rho_T; None: 0, the paper's form.
     """
     alphas, numbers = alphas.detach().double(), numbers.detach().double()
     gradient = torch.zeros_like(alphas)
@@ -110,8 +115,44 @@ def hypergradient(numbers: torch.Tensor, alphas: torch.Tensor, taken: torch.Tens
     for t in range(len(alphas), 0, -1):
         if taken[t - 1] and not alphas[t - 1] < ALPHA_FLOOR:  # a NaN stays seen
             gradient[t - 1] = rest * numbers[t - 1] / alphas[t - 1]
-            rest *= 1.0 - float(alphas[t - 1])
+            rest *= 1.0 - float(alphas[t - 1]) * (1.0 - (retained[t - 1] if retained else 0.0))
     return gradient
+
+
+class RetainedShares:
+    """rho_t, the share of a step's start that its training keeps, from starts and mean updates of successive rounds.
+
+    Where the start w of step t moves by d from one round to the next, wbar_t(w) moves by rho_t d, and the update
+    ``wbar_t(w) - w`` by ``(rho_t - 1) d``: least squares over all rounds so far give rho_t.
+    """
+
+    def __init__(self) -> None:
+        self._before: dict[int, torch.Tensor] = {}
+        self._sums: dict[int, torch.Tensor] = {}
+
+    def add(self, t: int, start: Tensors, update: Tensors) -> None:
+        """Take the start and the mean update of step t of a round."""
+        now = torch.stack([torch.cat([w[name].flatten().float() for name in sorted(start)]) for w in (start, update)])
+        if t in self._before:
+            d, change = now.double() - self._before[t].double()
+            self._sums[t] = self._sums.get(t, 0) + torch.stack([-d @ change, d @ d])
+        self._before[t] = now
+
+    def shares(self, steps: int) -> list[float]:
+        """rho_1..rho_T, within 0 and 1; 0, the paper's, for a step whose start has not moved yet."""
+        sums = [self._sums.get(t, torch.zeros(2)).tolist() for t in range(1, steps + 1)]
+        return [min(1.0, max(0.0, 1 - lost / moved)) if moved else 0.0 for lost, moved in sums]
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What a checkpoint stores."""
+        kinds = {"before": self._before, "sums": self._sums}
+        return {f"retained/{kind}/{t}": value for kind, values in kinds.items() for t, value in values.items()}
+
+    def load_state(self, state: Tensors) -> None:
+        """Restore :meth:`state`."""
+        for name, value in without_prefix(state, "retained/").items():
+            kind, t = name.split("/")
+            (self._before if kind == "before" else self._sums)[int(t)] = value
 
 
 class OuterOptimizer:

@@ -132,6 +132,12 @@ class FedTARSite(PatientSite):
             return header.step
         return range(1, (header.time_steps if header.round > 1 else header.step) + 1)
 
+    def before_training(self, task: Task, learner: ReportLearner) -> dict[str, torch.Tensor]:
+        """What stays at the site moves by alpha_t, where ``temporal.personal`` says so."""
+        if isinstance(learner, PatientLearner) and self.settings.temporal.personal == "alpha":
+            learner.alpha = task.header.alpha
+        return super().before_training(task, learner)
+
     def on_weights(self, task: Task) -> None:
         """Store w_{t-1} for the T numbers, and remove those of other rounds (not earlier: a task may be repeated)."""
         header, state, weights = task.header, task.state, task.weights

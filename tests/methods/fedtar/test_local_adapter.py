@@ -3,6 +3,7 @@
 import json
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from hospital_site import T, state_of
@@ -73,3 +74,29 @@ def test_what_travels_and_the_shared_adapter_alone_are_to_the_bit_as_without_it(
             torch.testing.assert_close(value, a.before[name] + a.update[name], rtol=0, atol=1e-6)
         assert set(a.private) - set(b.private) == {f"local/{n}" for n in factors}
         assert all(torch.equal(a.private[n], value) for n, value in b.private.items())
+
+
+OWN_HEAD = {"labeler": "synthetic"}
+
+
+@pytest.mark.slow
+def test_what_stays_moves_by_the_alpha_of_its_step_where_the_job_says_so(place):
+    """At the last step from the same start: alpha of it against all of it, in numpy; the update is the same."""
+    under = {"temporal": {"personal": "alpha"}, "diagnosis": OWN_HEAD}
+    (whole,), (part,), (none,) = (
+        rounds(place, f"alpha-{alpha:.0%}".rstrip("%"), LOCAL, alpha, **under) for alpha in (1.0, 0.25, 0.0)
+    )
+    assert all(torch.equal(whole.update[n], part.update[n]) for n in whole.update)
+    moved = [n for n in whole.private if n.startswith(("patient/", "diagnosis/"))]
+    assert {n.split("/")[0] for n in moved} == {"patient", "diagnosis"}
+    for name in moved:
+        start, end = whole.started[name].double().numpy(), whole.private[name].double().numpy()
+        assert (whole.started[name] == part.started[name]).all() and (none.private[name] == none.started[name]).all()
+        np.testing.assert_allclose(part.private[name].double().numpy(), start + 0.25 * (end - start), atol=1e-7)
+    assert any((whole.private[n] != whole.started[n]).any() for n in moved)
+    for alpha, run in ((1.0, whole), (0.25, part), (0.0, none)):
+        for name, value in run.before.items():
+            expected = value.double().numpy() + alpha * run.update[name].double().numpy()
+            np.testing.assert_allclose(run.private[f"local/{name}"].double().numpy(), expected, atol=1e-6)
+    (plain,) = rounds(place, "alpha-off", LOCAL, 0.25, diagnosis=OWN_HEAD)
+    assert any((plain.private[n] != part.private[n]).any() for n in moved), "off, nothing is scaled"

@@ -19,6 +19,7 @@ def test_the_paper_s_preset_is_the_whole_setting_and_what_is_given_wins():
     assert server.server.alpha_form == "softmax" and site.patient.lr == 1e-5
     assert site.patient.scale == site.lora.alpha / site.lora.rank == 32.0
     assert site.patient.time_conditioned is site.patient.common_start is False
+    assert (site.temporal.personal, server.server.hypergradient) == ("whole", "first_order")
     assert site.temporal.replay == server.temporal.replay == "none" and site.training.schedule == "constant"
     assert site.patient.profile == ("hash", "age", "sex") and site.model.encoder_name == "microsoft/cvt-21-384-22k"
     assert FedTARRecipe().executor.strategy.settings.patient.scale == 1.0, "no preset leaks"
@@ -45,7 +46,7 @@ def test_a_preset_of_a_paper_reaches_every_method_and_says_where_each_value_come
         fixed = {name: row["value"] for name, row in rows.items() if row["kind"] == "fixed"}
         constants = {
             "d of phi": EMBEDDING_DIM,
-            "d_psi": AlphaPolicy(2, AlphaConfig()).embedding_dim,
+            "d_psi": len(AlphaPolicy(2, AlphaConfig()).hidden_bias),
             "beta": BETA_LIMIT,
         }
         assert bool(fixed) == (preset not in ("r2gen", "medgemma"))
