@@ -24,8 +24,6 @@ LONGEST = (
     "test_first_command.py",
     "test_killed_methods.py",
     "test_shipped_job.py",
-    "test_real_input.py",
-    "test_fedtar_job.py",
     "test_a_run_and_after.py",
     "test_methods.py",
     "test_executor.py",

@@ -1,17 +1,38 @@
-"""What tests of the server need besides the kit: a method's federation as a class, slow sites, and sites that lie."""
-
-from functools import partialmethod
+"""What tests of the server need besides the kit: a federation of three sites, slow ones, and ones that lie."""
 
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
+from fedtar_flare.methods.fedtar.events import EVENTS
 from fedtar_flare.protocol.contract import TRAIN
+from fedtar_flare.record.events import SHARED
+from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.testing import FunctionFederation, QuadraticSite
 from fedtar_flare.testing import random_pair as pair
 
+T = 3
 
-def federation_of(method):
-    """A class like :class:`FunctionFederation`, of this method."""
-    return type(method, (FunctionFederation,), {"__init__": partialmethod(FunctionFederation.__init__, method=method)})
+
+def sites(**changes):
+    """Three sites of known losses, of which two have no visit at some step or no validation patient."""
+    made = {
+        "site-a": QuadraticSite("site-a", [pair(1), pair(2), pair(3)], samples=3, validation=pair(9)),
+        "site-b": QuadraticSite("site-b", [pair(4), None, pair(5)], samples=5, validation=pair(10)),
+        "site-c": QuadraticSite("site-c", [pair(6), None, pair(7)], samples=2, validation=None),
+    }
+    return made | changes
+
+
+def federation(folder, local=None, **settings):
+    """FedTAR over three rounds of three steps."""
+    settings = {"num_rounds": 3, "time_steps": T, "step_time_limit": 1, "eta": 0.1} | settings
+    return FunctionFederation(folder, local or sites(), **settings)
+
+
+def run(controller):
+    """The events of a run by kind."""
+    controller.run()
+    events = read_events(controller.results_folder, (*SHARED, *EVENTS))
+    return {kind.kind: of_kind(events, kind) for kind in (*SHARED, *EVENTS)}
 
 
 def slowed(controller, site, until):

@@ -10,15 +10,7 @@ from fedtar_flare.site.state import SiteState
 from fedtar_flare.testing.hospital import TIME_STEPS as T
 from fedtar_flare.testing.hospital import TINY as SETTINGS
 
-__all__ = [
-    "SETTINGS",
-    "T",
-    "a_round",
-    "loss_differences",
-    "state_of",
-    "write_manifest_site",
-    "write_site_files",
-]
+__all__ = ["SETTINGS", "T", "a_round", "loss_differences", "state_of", "write_manifest_site", "write_site_files"]
 
 
 def write_site_files(folder, home, monkeypatch):

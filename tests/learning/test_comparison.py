@@ -8,34 +8,21 @@ import numpy as np
 import pytest
 import torch
 from batches import noise
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtar_flare.data.cells import Timeline
 from fedtar_flare.imaging.batch import PriorBatch
 from fedtar_flare.learning import comparison
-from fedtar_flare.learning.comparison import (
-    CHANGES,
-    UNKNOWN,
-    ComparisonHead,
-    calibrated,
-    joint,
-    levels_given,
-    read,
-    stated_changes,
-)
-from fedtar_flare.learning.diagnosis import AttentionHead, extend
+from fedtar_flare.learning.comparison import CHANGES, UNKNOWN, calibrated, joint, levels_given, read, stated_changes
+from fedtar_flare.learning.diagnosis import extend
 from fedtar_flare.learning.inputs import show_reports
-from fedtar_flare.learning.labels import LEVELS, PRESENT, labeler
+from fedtar_flare.learning.labels import PRESENT, labeler
 from fedtar_flare.learning.site_diagnosis import DiagnosisConfig, SiteDiagnosis
 from fedtar_flare.methods.fedtar.config import PatientConfig
 from fedtar_flare.methods.fedtar.learner import PatientLearner
 from fedtar_flare.models.build import build_model, build_tokenizer
 from fedtar_flare.models.config import preset
 from fedtar_flare.record.events import CERTAINTIES
-from fedtar_flare.synthetic.build import report_of
-from fedtar_flare.synthetic.course import CohortOptions, plan_patient
-from fedtar_flare.synthetic.reading import planted_changes
 from fedtar_flare.synthetic.vocabulary import FINDINGS
 
 MODEL = preset("tiny", max_length=20)
@@ -86,6 +73,7 @@ def enumerated(before, now, change):
 seeds = st.integers(0, 10**6)
 
 
+@settings(max_examples=30)
 @given(seeds)
 def test_the_joint_reading_is_the_enumerated_one_and_without_a_comparison_two_independent_readings(seed):
     before, now, change = (3 * normal(2, 3, n, seed=seed + i) for i, n in enumerate((4, 4, COMPARED)))
@@ -98,6 +86,7 @@ def test_the_joint_reading_is_the_enumerated_one_and_without_a_comparison_two_in
     torch.testing.assert_close(alone, before.exp()[..., None] * now.exp()[..., None, :])
 
 
+@settings(max_examples=30)
 @given(st.lists(st.tuples(st.integers(-1, 4), st.integers(-1, COMPARED)), min_size=3, max_size=3), seeds)
 def test_losses_are_those_of_what_is_stated_and_gradients_are_finite_whatever_a_report_before_says(stated, seed):
     levels, changes = (torch.tensor([column]) for column in zip(*stated, strict=True))
@@ -126,6 +115,7 @@ def test_losses_are_those_of_what_is_stated_and_gradients_are_finite_whatever_a_
             assert fixed[d].tolist() == [float(level == k) for k in range(4)], "as the report says"
 
 
+@settings(max_examples=30)
 @given(seeds, st.sampled_from((0.0, 0.5, 0.9)))
 def test_what_is_read_is_the_likeliest_and_an_unsure_change_is_uncertain(seed, certain):
     before, now, change = (2 * normal(3, 4, n, seed=seed + i) for i, n in enumerate((4, 4, COMPARED)))
@@ -148,36 +138,6 @@ def test_what_is_read_is_the_likeliest_and_an_unsure_change_is_uncertain(seed, c
     plain = read(now, None, None, certain)
     assert not plain.changes.any() and (plain.certainty == 1).all()
     assert torch.equal(plain.levels[~shown], reading.levels[~shown])
-
-
-def test_a_head_knows_nothing_at_first_and_of_a_visit_that_is_not_shown():
-    head = ComparisonHead(3, 5, torch.Generator().manual_seed(0))
-    tokens, mask = normal(2, 4, 6, 5), noise(2, there=(3, 0)).slice_mask
-    attended = head.attend(tokens, mask)
-    assert not attended[1].any() and attended[0].any()
-    torch.testing.assert_close(head.levels(attended).exp(), torch.full((2, 3, 4), 0.25))
-    assert not head.compare(attended, attended, DAYS[:2]).any()
-    assert {name for name, _ in head.named_buffers()} == {"hidden", "hidden_bias"}, "which never travel"
-
-
-def test_levels_are_steps_of_what_a_query_attends_to():
-    head, plain = (kind(3, 5, generator=torch.Generator().manual_seed(0)) for kind in (ComparisonHead, _attention))
-    tokens, mask = normal(2, 4, 6, 5), noise(2, there=(4, 2)).slice_mask
-    with torch.no_grad():
-        plain.weight.copy_(torch.eye(5).expand(3, 5, 5))
-        head.weight.copy_(normal(3, 3, 5, seed=1))
-        head.bias.copy_(normal(3, 3, seed=2))
-        attended = head.attend(tokens, mask)
-        torch.testing.assert_close(attended, plain(tokens, mask))
-        levels = head.levels(attended)
-    for b, d in np.ndindex(2, 3):
-        steps = (head.weight[d] @ attended[b, d] + head.bias[d]).tolist()
-        for k, step in enumerate(steps):  # each level against the one below
-            assert float(levels[b, d, k + 1] - levels[b, d, k]) == pytest.approx(step, abs=1e-4)
-
-
-def _attention(findings, channels, generator):
-    return AttentionHead(findings, channels, channels, generator)
 
 
 def seen_of(model, image_before=(), reports=None):
@@ -218,22 +178,16 @@ def test_a_report_before_fixes_the_levels_that_it_states_and_those_of_the_image_
     assert (before[:2].argmax(-1) > 0).sum() == 1 and (before[2].max(-1).values < 0.999).any()
 
 
-def test_a_prompt_is_the_level_and_the_change_and_in_words_says_both(model):
+def test_a_prompt_is_the_level_and_the_change(model):
     branch, d = model.diagnosis, range(len(FINDINGS))
     levels, changes = (torch.tensor([[(k * i) % n for i in d]]) for k, n in ((3, 5), (2, 7)))
     with torch.no_grad():
         prompts = branch.embed(levels, changes)[0]
-        branch.position = "text"
-        [text] = branch.to_words(branch.embed(levels, changes))
-        branch.position = "memory"
     for i, (level, change) in enumerate(zip(levels[0].tolist(), changes[0].tolist(), strict=True)):
         expected = branch.embeddings[i, PRESENT if change == RESOLVED else level]
         if CHANGES[change] not in ("none", "uncertain"):
             expected = expected + branch.changes[change - 1]
         torch.testing.assert_close(prompts[i], expected)
-        degree = f"{LEVELS[level]} " if level != PRESENT else ""
-        phrase = f"{degree}{FINDINGS[i].replace('_', ' ')}" + (f" ({CHANGES[change]})" if change else "")
-        assert (phrase in text) is (level > 0)
 
 
 def test_what_nobody_trained_claims_nothing_and_prompts_are_fixed_and_trained_ones_stay():
@@ -254,41 +208,6 @@ def test_what_nobody_trained_claims_nothing_and_prompts_are_fixed_and_trained_on
     one.fix_untrained(9)
     assert torch.equal(one.embeddings[2], trained) and torch.equal(one.embeddings[[0, 1, 3]], rest)
     assert one.embeddings[4, 1:].any()
-
-
-@pytest.mark.parametrize("style", range(1, 7))
-def test_reports_of_every_style_give_the_levels_and_the_changes_that_were_planted(style):
-    timeline, options = Timeline(4), CohortOptions()
-    for number, share in product(range(12), (0.0, 1.0)):
-        before, patient = None, plan_patient(f"site-{style}", style, number, timeline=timeline, seed=0, options=options)
-        for visit in patient.visits:
-            text = report_of(patient, visit, share, style, options)
-            levels = READER.levels(text)
-            assert levels == tuple(visit.findings[f].size if f in visit.findings else 0 for f in FINDINGS), text
-            planted = {name: CHANGES.index(way) for name, way in planted_changes(visit)}
-            expected = [planted.get(f, UNCHANGED if level else NONE) for f, level in zip(FINDINGS, levels, strict=True)]
-            changes = stated_changes(text, levels, before, READER)
-            assert changes == (expected if before else [UNKNOWN] * len(FINDINGS)), text
-            before = levels
-
-
-@pytest.mark.parametrize(
-    ("text", "before", "change"),
-    [("The effusion has increased.", None, INCREASED), ("The effusion has resolved.", None, RESOLVED),
-     ("Pleural effusion.", None, UNKNOWN), ("Pleural effusion.", "No effusion.", NEW),
-     ("Small effusion.", "Large effusion.", DECREASED), ("Small effusion.", "Pleural effusion.", UNKNOWN),
-     ("The lungs are clear.", "Pleural effusion.", RESOLVED), ("Small effusion, unchanged.", "", UNCHANGED),
-     ("The right effusion has increased, the left effusion has decreased.", "Small effusion.", UNKNOWN),
-     ("Possible effusion, increased.", "Small effusion.", UNKNOWN),
-     ("The right effusion has resolved. Small left effusion.", "Small effusion.", UNKNOWN)],
-)  # fmt: skip
-def test_a_real_report_states_a_change_by_its_words_or_by_two_levels_and_not_where_it_contradicts_itself(
-    text, before, change
-):
-    reader = labeler("chexpert-rules")
-    levels = [None if report is None else reader.stated_levels(report) for report in (text, before)]
-    changes = stated_changes(text, *levels, reader)
-    assert changes[reader.findings.index("Pleural Effusion")] == change
 
 
 def prompted(cohort, **settings):
@@ -324,22 +243,6 @@ def test_prompts_of_training_are_those_of_a_draft_whose_head_reads_what_the_repo
     drafted = learner.generator.prompts(learner.encoded(samples, images))
     torch.testing.assert_close(drafted, learner.findings.prompts(samples))
     assert learner.findings.changes(samples).clamp(min=0).any()
-
-
-def test_changes_are_counted_by_certainty_as_a_reading_with_that_threshold_tells_them(cohort_of, model):
-    learner, samples = prompted(cohort_of("report+image"))
-    branch = learner.generator.diagnosis
-    branch.head.load_state_dict(model.diagnosis.head.state_dict())
-    seen = learner.encoded(samples, learner.images(samples))
-    stated = learner.findings.changes(samples)
-    counts, expected = learner.findings.count_by_certainty([(samples, seen), (samples, seen)], 1), {}
-    for certainty in CERTAINTIES:
-        branch.certain = certainty / 100
-        read = branch.read(seen).changes
-        told = (stated > NONE) & (stated < COMPARED) & (read != UNCERTAIN)
-        if told.any():
-            expected[str(certainty)] = [2 * int(told.sum()), 2 * int((read == stated)[told].sum())]
-    assert counts == expected and len({n for n, _ in counts.values()}) > 2, "some thresholds differ"
 
 
 @pytest.mark.parametrize("prior", ["report+image", "generated"])

@@ -39,21 +39,6 @@ def content_scores(samples, texts, min_cell=1):
     return scores_of(reports(samples, texts, min_cell))
 
 
-def test_change_is_against_what_was_planted_where_that_is_known():
-    truth = [("effusion_left", "decreased")]
-    planted = [sample(1, "no word of it", changes=truth), sample(2, "no word of it", changes=truth)]
-    texts = [EFFUSION, "There is a small left pleural effusion, increased."]
-    silent = sample(3, "no word of it", changes=())
-    assert content_scores([*planted, silent], [*texts, "Nothing."])["finding_change_micro_f1"] == 0.5
-
-
-def test_real_reports_are_scored_by_the_rules_of_their_modality():
-    real = [sample(i, EFFUSION, findings=None, changes=None) for i in (1, 2)]
-    scores = content_scores(real, [EFFUSION, EFFUSION])
-    assert scores["finding_change_micro_f1"] == scores["change_accuracy"] == scores["ctrate_rules_f1"] == 1.0
-    assert content_scores([sample(1, modality="radiograph")], [EFFUSION])["chexpert_rules_f1"] == 1.0
-
-
 def test_what_each_report_adds_makes_up_the_sites_scores():
     """Scores from rows, by which suites test, are those of the registry."""
     texts = [EFFUSION, "There is a large left pleural effusion, increased.", "There is a cavity.", "Clear lungs."]

@@ -1,15 +1,20 @@
-"""The diagnosis branch, the labels that it learns from, and prompts before the begin token."""
+"""The diagnosis branch, its prompts, and reports that do not state what was read: searched for again, and completed."""
+
+from types import SimpleNamespace
 
 import pytest
 import torch
-from batches import greedy, noise, whole
+from batches import greedy, noise, rows, whole
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.learning.diagnosis import NOISE, AttentionHead, DiagnosisBranch, diagnosis_losses, extend
-from fedtar_flare.learning.labels import labeler
+from fedtar_flare.learning.choice import Findings, FindingsChoice
+from fedtar_flare.learning.comparison import NONE, RESOLVED, UNCERTAIN, UNCHANGED
+from fedtar_flare.learning.diagnosis import NOISE, AttentionHead, DiagnosisBranch, extend
+from fedtar_flare.learning.labels import NEGATIVE, PRESENT, labeler
 from fedtar_flare.methods.fedmrg.config import PROMPTS
-from fedtar_flare.models import learned_prompts
-from fedtar_flare.models.build import build_model
+from fedtar_flare.models.build import build_model, build_tokenizer
 from fedtar_flare.models.config import preset
 from fedtar_flare.models.weights import fingerprint
 from fedtar_flare.synthetic.vocabulary import FINDINGS, KNOWN_FINDINGS
@@ -133,29 +138,6 @@ def test_prompts_stand_before_the_begin_token_at_the_last_positions_or_in_the_me
     assert not torch.allclose(others, logits), "the words attend to the prompts"
 
 
-@pytest.mark.parametrize("beams", [1, 2])
-def test_untrained_prompts_beside_the_begin_token_change_nothing(beams):
-    """As D further begin tokens at its position that share its weight."""
-    plain, model = build_model(MODEL), build_model(MODEL)
-    learned_prompts.extend(model, 14, False, seed=0)
-    with torch.no_grad():
-        model.diagnosis.embeddings.copy_(model.decoder.get_input_embeddings().weight[model.bos_id].expand(14, -1))
-    ids = torch.randint(3, 300, (2, 9), generator=torch.Generator().manual_seed(2))
-    ids[:, 0] = plain.bos_id
-    with torch.no_grad():
-        memory, mask = plain.memory(batch(), plain.encoded(batch()))
-        prompts = model.prompts(model.encoded(batch()))
-        assert prompts.shape == (2, 14, MODEL.decoder_config["n_embd"])
-        beside = model.decode(memory, mask, ids, prompts)
-        torch.testing.assert_close(beside, plain.decode(memory, mask, ids), rtol=1e-4, atol=1e-5)
-        prompts = prompts.clone()
-        prompts[1, 3] = normal(MODEL.decoder_config["n_embd"], seed=4)
-        other = model.decode(memory, mask, ids, prompts)[0]
-    torch.testing.assert_close(other[0], beside[0][0])
-    assert not torch.allclose(other[1, 0], beside[0][1, 0], atol=1e-3)
-    assert torch.equal(plain.generate(batch(), num_beams=beams), model.generate(batch(), num_beams=beams))
-
-
 @pytest.mark.parametrize("place", ["last", "memory"])
 @pytest.mark.parametrize("beams", [1, 2])
 def test_what_is_written_follows_from_the_predicted_prompts(beams, place):
@@ -173,12 +155,6 @@ def test_what_is_written_follows_from_the_predicted_prompts(beams, place):
         assert [whole(model, row) for row in written] == greedy(model, batch(), written.shape[1])
 
 
-def test_the_loss_is_the_mean_of_the_findings_cross_entropies():
-    logits, classes = normal(2, 3, 4), torch.tensor([[0, 1, 3], [2, 2, 0]])
-    expected = -logits.log_softmax(2).gather(2, classes[..., None])[..., 0].mean(1)
-    torch.testing.assert_close(diagnosis_losses(logits, classes), expected)
-
-
 def test_prompts_and_reports_that_are_too_long_for_the_decoder_are_refused_when_built():
     with pytest.raises(ConfigError, match=r"14 diagnosis prompts.*96 tokens.*96 positions: set model.max_length to 82"):
         executor_of("fedmrg", preset="tiny")
@@ -186,3 +162,163 @@ def test_prompts_and_reports_that_are_too_long_for_the_decoder_are_refused_when_
         assert executor_of("fedmrg", preset="tiny", fedmrg=fits).strategy.settings.model.max_length == 96
     with pytest.raises(ConfigError, match="96 positions"):
         extend(build_model(preset("tiny")), {"labeler": "synthetic", "slices": 4, "seed": 0, **PROMPTS["paper"]})
+
+
+BEAMS = 5
+decode = build_tokenizer(preset("tiny", max_length=20)).decode
+READERS = {name: labeler(name) for name in ("synthetic", "chexpert-rules", "ctrate-rules")}
+SENTENCES = (
+    "{degree} {a}.", "No {a}.", "No {a} or {b}.", "Possible {a}.", "{degree} {a} and {b}.", "The {a} has increased.",
+    "{a} has resolved, {b} is unchanged.", "New {a} and {degree} {b}; no {c}.", "{a}, {degree}.", "Intact bones.",
+)  # fmt: skip
+
+
+def words(name):
+    *others, last = name.lower().split("_")
+    return " ".join([last, *others] if last in ("left", "right") else [*others, last])
+
+
+def choice_of(reader, completes=True):
+    return FindingsChoice(SimpleNamespace(reader=reader), 1, completes)
+
+
+@st.composite
+def texts(draw, reader):
+    """A report of a few sentences on findings of a labeler; the last may be without a stop."""
+    names = st.sampled_from(reader.findings).map(words)
+    degrees = st.sampled_from(("small", "moderate", "large", ""))
+    parts = draw(st.lists(st.tuples(st.sampled_from(SENTENCES), names, names, names, degrees), max_size=5))
+    text = " ".join(s.format(a=a, b=b, c=c, degree=degree).strip().capitalize() for s, a, b, c, degree in parts)
+    return text.rstrip("." * draw(st.booleans()))
+
+
+def consistent(level, change):
+    """A change that a level allows."""
+    return change if (change in (NONE, RESOLVED)) != bool(level) else UNCERTAIN if level else NONE
+
+
+@st.composite
+def cases(draw):
+    """A labeler, a report, and what was read: mostly that a finding is absent."""
+    reader = READERS[draw(st.sampled_from(sorted(READERS)))]
+    names = st.sampled_from([name for name in reader.findings if name != reader.no_finding])
+    some = draw(st.dictionaries(names, st.tuples(st.integers(0, 4), st.integers(0, 6)), max_size=4))
+    pairs = [some.get(name, (0, NONE)) for name in reader.findings]
+    read = Findings(tuple(level for level, _ in pairs), tuple(consistent(*pair) for pair in pairs))
+    return reader, draw(texts(reader)), read
+
+
+def claim(change):
+    return NONE if change in (UNCHANGED, UNCERTAIN) else change
+
+
+def agrees(level, change, wanted_level, wanted_change):
+    vague = PRESENT in (level, wanted_level) and 0 not in (level, wanted_level)
+    return (vague or level == wanted_level) and claim(change) == claim(wanted_change)
+
+
+@settings(max_examples=50)
+@given(cases())
+def test_completing_changes_nothing_but_the_findings_that_were_read_otherwise(case):
+    """Levels, changes, denials and doubts of all others stay; that the other side is denied may be left out."""
+    reader, text, read = case
+    choice = choice_of(reader)
+    completed = choice.complete(text, read)
+    before, after = choice.stated(text), choice.stated(completed)
+    rows = zip(reader.findings, *read, *before, *after, reader.label(text), reader.label(completed), strict=True)
+    for name, level, change, was, became, now, becomes, label, new in rows:
+        if name == reader.no_finding:
+            continue
+        if (was, became, label) != (now, becomes, new):
+            sided = name.endswith(("left", "right")) and (label, new) == (NEGATIVE, 0)
+            assert sided or (agrees(now, becomes, level, change) and (level or change == RESOLVED)), (text, completed)
+            assert sided or not agrees(was, became, level, change)
+    assert choice.count_differences(completed, read) <= choice.count_differences(text, read)
+    assert choice_of(reader, completes=False).complete(text, read) == text
+
+
+class Wanted:
+    """A choice by the length of the text, in characters."""
+
+    candidates = BEAMS
+
+    def __init__(self, *lengths):
+        self.lengths, self.seen = lengths, []
+
+    def prompted_findings(self, seen):
+        return self.lengths
+
+    def complete(self, text, wanted):
+        return text
+
+    def count_differences(self, text, wanted):
+        self.seen.append(text)
+        return abs(len(text) - wanted)
+
+
+def texts_of(model, b, choice=None, **options):
+    model.choice = choice
+    return [decode(row) for row in model.generate(b, **options).tolist()]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return extended("levels")
+
+
+@pytest.fixture
+def plain(model):
+    return texts_of(model, batch())
+
+
+@pytest.fixture(scope="module")
+def beams(model):
+    """The beams of the second search for each of two images, the likeliest first."""
+    choice = Wanted(-1, -1)
+    texts_of(model, batch(), choice)
+    first, second = choice.seen[2 : 2 + BEAMS], choice.seen[2 + BEAMS :]
+    assert len(second) == BEAMS and len(set(first)) == BEAMS
+    assert [first[0], second[0]] == texts_of(model, batch(), num_beams=BEAMS)
+    return first, second
+
+
+def test_a_report_that_states_its_findings_is_not_searched_for_again(model, plain):
+    assert extended("levels").choice is None
+    assert extended("levels", candidates=BEAMS).choice.candidates == BEAMS
+    choice = Wanted(*map(len, plain))
+    assert texts_of(model, batch(), choice) == plain == choice.seen
+
+
+def test_of_a_second_search_the_beam_that_agrees_best_is_taken_whatever_else_is_in_the_batch(model, plain, beams):
+    b, lengths = batch(), [len(beams[0][3]), len(beams[1][1])]
+    best = [min(row, key=lambda text, n=n: abs(len(text) - n)) for row, n in zip(beams, lengths, strict=True)]
+    assert best != plain, "otherwise nothing is shown"
+    assert texts_of(model, b, Wanted(*lengths)) == best
+    assert [texts_of(model, rows(b, i), Wanted(lengths[i]))[0] for i in range(2)] == best
+    assert texts_of(model, b, Wanted(len(plain[0]), lengths[1])) == [plain[0], best[1]], "one is searched for again"
+    no_better = Wanted(0, 0)
+    no_better.count_differences = lambda text, wanted: 1
+    assert texts_of(model, b, no_better) == plain
+
+
+class Longer(Wanted):
+    """Adds as many words to a text as it is given."""
+
+    candidates = 1
+
+    def complete(self, text, wanted):
+        return text + " nodule" * wanted
+
+
+def test_a_completed_report_is_written_if_it_fits_in_the_length(model, plain, monkeypatch):
+    b, short = batch(), 8
+    first, second = texts_of(model, b, max_length=short)
+    assert texts_of(model, b, Longer(0, 500)) == plain
+    model.choice = Longer(1, 0)
+    ids = model.generate(b, max_length=short)
+    assert ids.shape[1] <= short and decode(ids[0].tolist()) in (first, first + " nodule")
+    assert decode(ids[1].tolist()) == second
+    ends = torch.tensor([[model.bos_id, 40, 41, model.eos_id, model.pad_id]] * 2)
+    monkeypatch.setattr(model, "_search", lambda *given: lambda *asked: ends[:, None])
+    first, second = texts_of(model, b)
+    assert texts_of(model, b, Longer(3, 0)) == [first + " nodule nodule nodule", second]

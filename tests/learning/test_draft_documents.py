@@ -1,21 +1,30 @@
-"""Drafts as DICOM SR and FHIR keep every letter of the draft and of whose it is, whatever the study's character set."""
+"""Drafts as DICOM SR and FHIR, with every letter and what was read of a visit."""
 
 import base64
 from dataclasses import replace
 from io import BytesIO
 
+import learners
 import numpy as np
 import pytest
+import torch
+from batches import noise
 from make_dicom import put, slice_dataset
 from pydicom import dcmread
 from pydicom.data import get_charset_files
 from refused import refused
-from test_findings import READ
 
+from fedtar_flare.imaging.batch import PriorBatch
 from fedtar_flare.learning import draft_documents
+from fedtar_flare.learning.comparison import CHANGES
 from fedtar_flare.learning.draft_documents import diagnostic_report, structured_report
 from fedtar_flare.learning.drafting import Draft
+from fedtar_flare.learning.findings import ReadFinding
+from fedtar_flare.learning.learner import ReportLearner
+from fedtar_flare.learning.site_diagnosis import DiagnosisConfig
 from fedtar_flare.learning.study import study_of
+from fedtar_flare.methods.fedtar.config import PatientConfig
+from fedtar_flare.methods.fedtar.learner import PatientLearner
 
 pytest.importorskip("highdicom", reason="of the extra 'sr'")
 TEXT = "Erguss ≥ 3 cm, größer; 肺に結節。 Очаг, 결절."
@@ -115,17 +124,6 @@ def test_a_diagnostic_report_contains_each_finding_by_the_rules_of_r4(tmp_path):
     assert [code.get("coding", [{}])[0].get("code") for code in (of["code"] for of in contained)] == [
         "60046008", None, None
     ]  # fmt: skip
-    for concept in concepts(contained):
-        assert concept["text"] and all({"system", "code", "display"} == set(of) for of in concept.get("coding", ()))
-
-
-def concepts(tree):
-    """Every CodeableConcept with a text in a resource."""
-    if isinstance(tree, list):
-        return [concept for branch in tree for concept in concepts(branch)]
-    if not isinstance(tree, dict):
-        return []
-    return [tree] * ("text" in tree) + concepts(list(tree.values()))
 
 
 def test_the_codes_are_those_of_dicom_s_own_tables_where_these_have_them():
@@ -143,3 +141,62 @@ def test_the_codes_are_those_of_dicom_s_own_tables_where_these_have_them():
         assert name is None or code.meaning.lower().split()[0] in name, code
         checked += name is not None
     assert checked > 20
+
+
+CERTAIN = {"presence": 0.98, "degree": 0.7, "change": 0.83}
+READ = (
+    ReadFinding("effusion", "right", "small", "increased", CERTAIN),
+    ReadFinding("Lung Opacity", None, "large", None, CERTAIN | {"change": None}),
+    ReadFinding("cavity", None, None, "resolved", CERTAIN | {"degree": None}),
+)
+
+
+@pytest.fixture(scope="module")
+def learner(cohort_of):
+    """One whose head has random weights."""
+    diagnosis, patient = DiagnosisConfig(labeler="synthetic", certain=0.3), PatientConfig(enabled=False)
+    learner = learners.learner_of(cohort_of("image"), PatientLearner, patient=patient, diagnosis=diagnosis)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in learner.generator.diagnosis.head.parameters():
+            parameter.copy_(2 * torch.randn(parameter.shape, generator=generator))
+    return learner
+
+
+def followed_up(learner):
+    return next(sample for sample in learner.cohort.samples("train") if sample.prior is not None)
+
+
+def test_a_draft_comes_with_what_its_prompts_tell_after_one_pass_through_the_encoder(learner, monkeypatch):
+    sample = followed_up(learner)
+    images = learner.images([sample])
+    [text], passes = learner.generate([sample], images), []
+    tokens = learner._frozen.tokens
+    monkeypatch.setattr(learner._frozen, "tokens", lambda *args: passes.append(args) or tokens(*args))
+    written, findings = learner.write(sample, images)
+    assert written == text and len(passes) == 2, "this visit and the one before"
+    reading = learner.generator.diagnosis.read(learner.encoded([sample], images))
+    names = learner.generator.diagnosis.reader.findings
+    by_name = {"_".join(filter(None, (read.finding.replace(" ", "_"), read.side))): read for read in findings}
+    assert min(len({read.change for read in findings}), len({read.degree for read in findings})) > 2
+    for i, name in enumerate(names):
+        level, change = int(reading.levels[0, i]), CHANGES[reading.changes[0, i]]
+        assert (name in by_name) == (level > 0 or change == "resolved")
+        if read := by_name.get(name):
+            assert read.degree == (None, "small", "moderate", "large")[level] and read.change == change
+            assert read.certainty["presence"] == round(reading.presence[0, i].item(), 2)
+            assert read.certainty["change"] == round(reading.certainty[0, i].item(), 2) >= 0.3 or change == "uncertain"
+            assert (read.certainty["degree"] is None) == (level == 0)
+
+
+def test_without_a_visit_before_no_change_is_claimed_and_without_a_branch_nothing_is_read(learner, cohort_of):
+    sample = followed_up(learner)
+    alone = learner.images([sample], prior=False)
+    hidden = learner.images([sample])
+    hidden.prior = PriorBatch(torch.tensor([9.0]), noise(size=learners.MODEL.image_size, count=1))
+    hidden.prior.images.slice_mask[:] = False
+    for images in (alone, hidden):
+        findings = learner.read_findings(sample, images, "")
+        assert findings and {(f.change, f.certainty["change"], f.slices[1]) for f in findings} == {(None, None, None)}
+    plain = learners.learner_of(cohort_of("report+image"), ReportLearner)
+    assert plain.write(sample, plain.images([sample]))[1] is None

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtar_flare.data.cohort import Sample, Visit
-from fedtar_flare.learning.inputs import FrozenStages, prior_batch, shown_kinds, writing_order
+from fedtar_flare.learning.inputs import FrozenStages, shown_kinds, writing_order
 from fedtar_flare.models.adapters.lora import add_lora
-from fedtar_flare.models.build import build_model, build_tokenizer
+from fedtar_flare.models.build import build_model
 from fedtar_flare.models.config import CVT_TARGETS, DECODER_TARGETS, preset
 
 MODEL = preset("tiny", max_length=20)
@@ -77,20 +77,6 @@ def test_a_visit_is_written_after_the_visit_before(days, random):
         assert all(samples[i].prior is None or samples[i].prior in written for i in turn)
         written |= {samples[i].visit for i in turn}
     assert len(written) == len(samples)
-
-
-def test_texts_stand_for_the_reports_in_their_rows():
-    samples, tokenizer = course([1, 5, 9]), build_tokenizer(MODEL)
-    kinds = shown_kinds(samples, {"report"})
-    assert prior_batch(samples[:1], kinds[:1], tokenizer) is None
-    batch = prior_batch(samples, kinds, tokenizer)
-    assert batch.images is None and batch.days.tolist() == [0.0, 4.0, 4.0]
-    assert not batch.text_mask[0].any() and tokenizer.decode(batch.input_ids[2].tolist()) == "report 5"
-    drafts = prior_batch(samples, kinds, tokenizer, texts={samples[0].visit: "a", samples[1].visit: ""})
-    assert [tokenizer.decode(row) for row in drafts.input_ids.tolist()[1:]] == ["a", ""]
-    turned = prior_batch(samples[::-1], kinds[::-1], tokenizer)
-    assert torch.equal(turned.input_ids.flip(0), batch.input_ids)
-    assert torch.equal(turned.text_mask.flip(0), batch.text_mask)
 
 
 def test_first_visits_and_masked_ones_are_learned_from_as_without(learner_of):
@@ -182,31 +168,6 @@ def test_tokens_are_those_of_the_plain_way_and_the_stages_before_the_first_adapt
         assert torch.equal(again[1, : SLICES[0]], ours[0, : SLICES[0]])
 
 
-def test_gradients_of_the_stages_that_learn_are_those_of_the_plain_way():
-    gradients = []
-    for stored in (False, True):
-        generator = generator_of(LAST_STAGE)
-        frozen, (samples, images) = FrozenStages(generator), studies(0, 1)
-        for _ in range(2):  # the second time from what is stored
-            generator.zero_grad()
-            tokens = frozen.tokens(samples, images) if stored else generator.tokens(images)
-            tokens[images.slice_mask].square().sum().backward()
-        gradients.append({n: p.grad for n, p in generator.named_parameters() if p.grad is not None})
-    assert gradients[0].keys() == gradients[1].keys() and gradients[0]
-    for name, gradient in gradients[0].items():
-        torch.testing.assert_close(gradients[1][name], gradient, rtol=1e-4, atol=1e-5)
-
-
-def test_what_does_not_fit_in_memory_is_computed_again_with_the_same_bits():
-    generator = generator_of(DECODER_TARGETS)
-    samples, images = studies(0, 1, 2)
-    whole, none = FrozenStages(generator), FrozenStages(generator, limit=0)
-    count = slices_seen(generator)
-    first, second = none.tokens(samples, images), none.tokens(samples, images)
-    assert count[0] == 2 * sum(SLICES)
-    assert torch.equal(first, second) and torch.equal(first, whole.tokens(samples, images))
-
-
 @pytest.mark.parametrize("change", ["image", "adapter", "frozen weights"])
 def test_what_was_changed_since_is_seen_anew(tmp_path, change):
     """An image between two tasks of a process, whose prepared file has another name then; an adapter by training."""
@@ -226,3 +187,13 @@ def test_what_was_changed_since_is_seen_anew(tmp_path, change):
     after = frozen.tokens(samples, images)
     assert not torch.equal(before, after)
     torch.testing.assert_close(after, generator.tokens(images), rtol=1e-5, atol=1e-6)
+
+
+def test_what_does_not_fit_in_memory_is_computed_again_with_the_same_bits():
+    generator = generator_of(DECODER_TARGETS)
+    samples, images = studies(0, 1, 2)
+    whole, none = FrozenStages(generator), FrozenStages(generator, limit=0)
+    count = slices_seen(generator)
+    first, second = none.tokens(samples, images), none.tokens(samples, images)
+    assert count[0] == 2 * sum(SLICES)
+    assert torch.equal(first, second) and torch.equal(first, whole.tokens(samples, images))

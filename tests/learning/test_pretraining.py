@@ -60,23 +60,3 @@ def test_the_same_settings_give_the_same_bits():
     assert all(torch.equal(first[k], second[k]) for k in first)
     assert not all(torch.equal(first[k], other[k]) for k in first)
     assert torch.equal(before, torch.random.get_rng_state())
-
-
-def moved(images, texts, settings, **more):
-    """A model that was trained so, and which of its tensors are others."""
-    model, before = build_model(CONFIG), build_model(CONFIG).state_dict()
-    pretrain(model, build_tokenizer(CONFIG), images, REPORTS if images else [], texts, settings, **more)
-    return model, {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
-
-
-def test_only_the_named_parameters_move_and_all_can_be_trained_again():
-    only = [name for name, _ in build_model(CONFIG).named_parameters() if "crossattention" in name]
-    model, names = moved(pictures(), [], PretrainingConfig(steps=2, batch_size=2), only=only, batch_norm=False)
-    assert names and names <= set(only) and all(parameter.requires_grad for parameter in model.parameters())
-
-
-def test_reports_alone_train_the_decoder_alone():
-    settings, losses = PretrainingConfig(steps=12, lr=3e-3), []
-    _, names = moved([], REPORTS, settings, on_progress=lambda p: losses.append(p.text_loss), every=4)
-    assert losses[-1] < losses[0]
-    assert names and all(name.startswith("decoder.") and "crossattention" not in name for name in names)

@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from labelers import WORDS, published
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.learning.report_labeler import ReportLabeler, import_labeler
 from fedtar_flare.metrics.labeler import classes_of
-from fedtar_flare.site.site_file import read_site_file
 
 TEXTS = ["No effusion.", "Small\n  effusion. " * 400, "", "heart", "small heart small heart"]
 PUBLISHED = (
@@ -83,23 +81,18 @@ def configure(file, **settings):
 
 REFUSED = {
     "code": (lambda file: torch.save({"a": Code()}, file), r"needs \S*Code to be run"),
-    "numbers of numpy": (lambda file: torch.save({"a": torch.ones(1), "b": np.float64(1)}, file), "to be run"),
     "pointer": (lambda file: file.write_text("version https://git-lfs.github.com/spec/v1\n"), "git lfs pull"),
     "cut short": (lambda file: file.write_bytes(file.read_bytes()[:4000]), "cut short"),
-    "empty": (lambda file: file.write_bytes(b""), "cut short"),
     "no state dict": (lambda file: torch.save([torch.ones(1)], file), "state dict"),
-    "other names": (lambda file: torch.save({"a": torch.ones(1)}, file), "does not fit radbert"),
     "not tensors": (lambda file: torch.save({"linear_heads.0.weight": 3}, file), "does not fit|state dict"),
     "another width": (
         lambda file: changed(file, lambda s: s.update({"module.linear_heads.3.bias": torch.ones(5)})),
         r"linear_heads\.3\.bias",
     ),
     "not finite": (lambda file: changed(file, lambda s: s["module.linear_heads.3.bias"].fill_(np.nan)), "not finite"),
-    "missing": (lambda file: file.unlink(), "there is no such file"),
     "no tokenizer": (lambda file: [one.unlink() for one in file.parent.glob("[tv]*")], "no tokenizer.json"),
     "another tokenizer": (lambda file: configure(file, vocab_size=3), "10 tokens of the tokenizer"),
     "too deep": (lambda file: configure(file, num_hidden_layers=200000000), "200000000 layers"),
-    "too wide": (lambda file: configure(file, intermediate_size=99999999), "12 layers, 1.8e"),
 }
 
 
@@ -111,20 +104,3 @@ def test_what_is_no_published_checkpoint_is_refused_by_name(tmp_path, fault):
     code, out, err = fedtar_here("labeler", "import", file, "-o", tmp_path / "labeler")
     assert code == 2 and not out and "Traceback" not in err and re.search(stated, err), err
     assert not (tmp_path / "labeler" / "labeler.json").exists()
-
-
-def test_a_site_file_names_a_labeler_that_is_there(tmp_path, monkeypatch, repository):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "parts" / "sites").mkdir(parents=True)
-    site = tmp_path / "parts" / "sites" / "site-1.yaml"
-    site.write_text("source: synthetic\nlabeler: labeler\n")
-    with pytest.raises(ConfigError, match="fedtar labeler import") as caught:
-        read_site_file(site)
-    assert str(tmp_path) not in caught.value.public
-    site.write_text("source: synthetic\n")
-    published(tmp_path / "bert-base-uncased", "chexbert")[0].rename(tmp_path / "chexbert.pth")
-    page = (repository / "docs/how-to/compare.md").read_text(encoding="utf-8")
-    command, then = re.search(r"^(fedtar labeler import .*)\n(sed .*)$", page, flags=re.M).groups()
-    assert fedtar_here(*command.split()[1:])[0] == 0
-    subprocess.run(["bash", "-c", then], check=True)
-    assert read_site_file(site).labeler == tmp_path / "chexbert"

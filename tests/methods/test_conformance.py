@@ -1,13 +1,17 @@
-"""Every method exchanges what it declares, resumes to the bit and answers an abort; and its runs are scored."""
+"""Every method keeps to its contract, resumes to the bit and is scored; settings that cannot be are refused."""
 
 import json
+from pathlib import Path
 
 import pytest
+import yaml
 
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.record.events import End, Evaluation, Start, Step, Validation
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.registry import contract_of, names
-from fedtar_flare.testing import check_method
+from fedtar_flare.runtime.recipe import MethodRecipe
+from fedtar_flare.testing import check_method, executor_of
 
 SITES = ["site-1", "site-2"]
 REPORTS = {"model": {"max_length": 8, "num_beams": 1}, "training": {"local_steps": 2, "batch_size": 2, "lr": 1e-2}}
@@ -43,3 +47,12 @@ def test_a_method_keeps_to_its_contract_and_its_run_is_scored(without_site_files
     assert (results / "adapter").is_dir() is (name not in UNSHARED)
     final = of_kind(events, Evaluation)[-1]
     assert sorted(final.sites) == SITES and bool(final.generic) is (name in PERSONAL)
+
+
+REFUSED = yaml.safe_load(Path(__file__).with_name("refusals.yaml").read_text())
+
+
+@pytest.mark.parametrize(("method", "settings", "word"), REFUSED)
+def test_settings_that_cannot_be_are_refused_when_the_job_is_made(method, settings, word):
+    with pytest.raises(ConfigError, match=word):
+        (executor_of if "torch_threads" in settings else MethodRecipe)(method, **settings)

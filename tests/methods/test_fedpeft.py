@@ -19,7 +19,8 @@ MODEL = preset("tiny", max_length=12)
 def site_of(hospital):
     def greeted(kind, **more):
         lora = {"exchange": MAPS} if kind == "none" else {}
-        return hospital(method="fedpeft", fresh=False, peft={"kind": kind, **more}, lora=lora)
+        model = {"max_length": 8, "num_beams": 1}
+        return hospital(method="fedpeft", fresh=False, peft={"kind": kind, **more}, lora=lora, model=model)
 
     return greeted
 

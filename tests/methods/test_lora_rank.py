@@ -2,14 +2,13 @@
 
 import pytest
 import torch
-from federation import federation_of
 from hospital_site import T, loss_differences, state_of
 
 from fedtar_flare.protocol.exchange import factor, padded, sent_shapes
 from fedtar_flare.protocol.messages import version
 from fedtar_flare.record.events import Step
 from fedtar_flare.record.log import of_kind, read_events
-from fedtar_flare.testing import Hospital, same_bits
+from fedtar_flare.testing import FunctionFederation, Hospital, same_bits
 from fedtar_flare.testing import last_checkpoint as last
 
 SMALL = {"model": {"max_length": 8, "num_beams": 1}}
@@ -23,7 +22,7 @@ def with_rank(folder, rank):
 
 @pytest.mark.parametrize("form", ["factors", "ffa"])
 def test_the_site_sees_sends_and_differentiates_its_own_ranks(hospital, tmp_path, form):
-    lora = {"lora": {"mean": form}, "patient": {"local_adapter": True}}
+    lora = {"lora": {"mean": form}, "patient": {"local_adapter": True}, **SMALL}
     whole, start = Hospital(tmp_path, "hospital", **lora).handshake("whole")
     with_rank(tmp_path, 2)
     site, reply, w = hospital(fresh=False, **lora)
@@ -57,7 +56,7 @@ def test_a_run_of_products_goes_on_to_the_same_bits_and_its_gap_is_recorded(hosp
     sites = {n: Hospital(tmp_path, n, fresh=False, method=method, **settings).run for n in ("hospital", "site-1")}
 
     def run(folder, **more):
-        controller = federation_of(method)(folder, sites, num_rounds=2, time_steps=T, evaluate_every=2, **more)
+        controller = FunctionFederation(folder, sites, method, num_rounds=2, time_steps=T, evaluate_every=2, **more)
         controller.run()
         assert not controller.panics, controller.panics
         return controller

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from federation import Spoilt, federation_of
+from federation import Spoilt
 from scipy.optimize import minimize
 
 from fedtar_flare.methods.drfa import onto_simplex
@@ -14,7 +14,7 @@ from fedtar_flare.protocol.contract import TRAIN
 from fedtar_flare.protocol.messages import abstain, ok
 from fedtar_flare.record.events import End, Start, Step
 from fedtar_flare.record.log import of_kind, read_events
-from fedtar_flare.testing import QuadraticSite
+from fedtar_flare.testing import FunctionFederation, QuadraticSite
 from fedtar_flare.testing import last_checkpoint as last
 from fedtar_flare.testing import random_pair as pair
 from fedtar_flare.testing.federation import NAMES
@@ -37,7 +37,7 @@ START = flat(three(QuadraticSite)["site-0"].start().values())
 
 
 def run(method, folder, local, **settings):
-    controller = federation_of(method)(folder, local, **({"num_rounds": ROUNDS, "time_steps": T} | settings))
+    controller = FunctionFederation(folder, local, method, **({"num_rounds": ROUNDS, "time_steps": T} | settings))
     controller.run()
     assert not controller.panics, controller.panics
     checkpoint = last(controller)
@@ -104,24 +104,19 @@ def test_a_run_equals_an_independent_reference(tmp_path, method, weighting):
     assert controller.strategy.numbers() == {}
 
 
-def test_local_training_leaves_the_server_with_the_common_start_and_no_adapter(tmp_path):
+def test_local_training_leaves_the_server_with_the_common_start_and_refuses_an_update_unasked_for(tmp_path):
     local = unlike(LocalSite)
+    local["site-b"].sends = True
     controller, checkpoint, events = recorded("local", tmp_path, local)
     assert not any(site.came_down for site in local.values())
     assert all(torch.equal(checkpoint.weights[name], value) for name, value in local["site-a"].start().items())
     for step in of_kind(events, Step):
-        assert step.sites and step.update_norm is None and not step.skipped
+        assert "site-a" in step.sites and step.update_norm is None and not step.skipped
+        assert [*step.refused] == ["site-b"] and "tensors" in step.refused["site-b"]
         assert step.bytes_up == step.bytes_down == 0
     folder = controller.results_folder
     assert not (folder / "adapter").exists() and (folder / "report.html").is_file()
     assert json.loads((folder / "metrics.json").read_text())["method"] == "local"
-
-
-def test_an_update_that_local_training_did_not_ask_for_is_refused_by_the_server(tmp_path):
-    local = unlike(LocalSite)
-    local["site-b"].sends = True
-    for step in of_kind(recorded("local", tmp_path, local)[2], Step):
-        assert [*step.refused] == ["site-b"] and "tensors" in step.refused["site-b"]
 
 
 # ---------------------------------------------------------------------- adaptive servers

@@ -1,15 +1,18 @@
-"""Configuration: what is refused and how it is said; builds are reproducible; weights load strictly; LoRA's targets."""
+"""Models from configurations: what is refused, reproducible builds, LoRA's targets; and from published checkpoints."""
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
+from batches import noise
+from tiny_models import write_cvt, write_gpt2, write_timm
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.settings import matches
-from fedtar_flare.models.build import build_model
-from fedtar_flare.models.config import PRESETS, ModelConfig, preset
+from fedtar_flare.models.build import build_model, build_tokenizer, require_trained
+from fedtar_flare.models.config import PRESETS, STATISTICS, ModelConfig, preset
 from fedtar_flare.models.weights import load_weights, model_tensors, save_weights
 
 
@@ -76,16 +79,6 @@ def test_weights_survive_saving_and_load_strictly(tmp_path):
         load_weights(model, path)
 
 
-@pytest.mark.parametrize(("value", "dtype"), [(1e6, torch.float16), (float("nan"), torch.float32)])
-def test_weights_that_are_not_finite_are_not_written(tmp_path, value, dtype):
-    model = build_model(preset("tiny"))
-    with torch.no_grad():
-        model.projection.weight[0, 0] = value
-    with pytest.raises(ConfigError, match=rf"projection\.weight is not finite as {dtype}"):
-        save_weights(model, tmp_path / "model.safetensors", dtype)
-    assert not list(tmp_path.iterdir())
-
-
 DECODER = {"decoder_name": None, "decoder_config": {"n_embd": 32, "n_layer": 2, "n_head": 2}, "max_length": 96}
 TIMM = {"weights": "random", "tokenizer": "small", "slices": 2, **DECODER}
 SWIN = {"image_size": 224, "encoder_name": "swin_tiny_patch4_window7_224"}
@@ -110,3 +103,80 @@ def test_lora_s_targets_are_the_linear_layers_of_every_transformer_layer(name, o
     assert hit == {name for name in linear if re.match(rf"({layer}|decoder\.transformer\.h\.\d\.)", name)}
     assert len([name for name in hit if name.startswith("encoder")]) == in_encoder
     assert len([name for name in hit if name.startswith("decoder")]) == 7 * config.decoder_config["n_layer"]
+
+
+@pytest.fixture(scope="module")
+def cvt_folder(tmp_path_factory) -> Path:
+    return write_cvt(tmp_path_factory.mktemp("cvt"))
+
+
+@pytest.fixture(scope="module")
+def gpt2_folder(tmp_path_factory) -> Path:
+    return write_gpt2(tmp_path_factory.mktemp("gpt2"))
+
+
+@pytest.fixture(scope="module")
+def paper(cvt_folder, gpt2_folder):
+    return preset("paper", encoder_name=str(cvt_folder), decoder_name=str(gpt2_folder), max_length=48, image_size=64)
+
+
+def test_the_paper_preset_loads_published_checkpoints(paper, cvt_folder, gpt2_folder):
+    from safetensors.torch import load_file
+
+    model, tokenizer = build_model(paper), build_tokenizer(paper)
+    encoder, decoder = load_file(cvt_folder / "model.safetensors"), load_file(gpt2_folder / "model.safetensors")
+    state = model.state_dict()
+    for name, tensor in encoder.items():
+        if name.startswith("cvt."):
+            assert torch.equal(state["encoder.backbone." + name.removeprefix("cvt.")], tensor), name
+    for name, tensor in decoder.items():
+        assert state["decoder." + name].dtype == torch.float32
+        assert torch.equal(state["decoder." + name], tensor.float()), name
+    assert not any(getattr(module, "drop_prob", 0.0) for module in model.modules())
+
+    new = [name for name, _ in model.named_parameters() if "cross" in name]
+    assert sorted(model.untrained) == sorted([*new, "projection.weight"])
+    with pytest.raises(ConfigError, match=r"crossattention.*warm-started checkpoint"):
+        require_trained(model, paper, exchanged=())
+    require_trained(model, paper, exchanged=model.untrained)
+    require_trained(model, paper.replace(weights="random"), exchanged=())
+
+    seen, batch = [], noise(2, 1, 64)
+    model.encoder.stage_modules()[0].register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    memory, _ = model.encode(batch)
+    assert memory.shape == (2, 4 * 4, 16)
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in STATISTICS[paper.image_statistics])
+    torch.testing.assert_close(seen[0], (batch.images[:, 0] / 255 - mean) / std, rtol=1e-4, atol=1e-5)
+    ids, labels = tokenizer.batch(["the lungs are clear", "the"])
+    assert tokenizer.bos_id == tokenizer.eos_id == tokenizer.pad_id == 0
+    assert (labels[1] != -100).sum() == len(tokenizer.encode("the"))
+    assert model(batch, ids, labels).isfinite().all()
+    assert model.generate(batch, max_length=10).shape[0] == 2
+
+
+def test_a_timm_folder_is_loaded(gpt2_folder, tmp_path):
+    weights = write_timm(tmp_path, "test_vit", img_size=64)
+    names = {"encoder_name": str(tmp_path), "decoder_name": str(gpt2_folder)}
+    model = build_model(preset("timm", image_size=64, slices=2, max_length=32, **names))
+    state = model.encoder.backbone.state_dict()
+    assert all(torch.equal(tensor, state[name]) for name, tensor in weights.items())
+    assert not any(name.startswith("encoder") for name in model.untrained)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"max_length": 65}, "has 64 positions"),
+        ({"tokenizer": "small"}, "knows 300; take tokenizer='decoder'"),
+        ({"encoder_name": "/nowhere"}, "there is no folder /nowhere"),
+        ({"decoder_name": "./nowhere"}, "there is no folder nowhere"),
+        ({"encoder": "timm", "encoder_name": "vit_none"}, "timm has no such architecture"),
+        ({"encoder_name": "GPT2"}, "gpt2 model: it must be a CvT checkpoint"),
+        ({"encoder_name": "EMPTY"}, r"encoder folder .* cannot be loaded .*must hold config\.json"),
+        ({"decoder_name": "EMPTY"}, "decoder folder"),
+    ],
+)
+def test_a_part_that_does_not_fit_is_refused(paper, gpt2_folder, tmp_path, overrides, message):
+    folders = {"GPT2": str(gpt2_folder), "EMPTY": str(tmp_path)}
+    with pytest.raises(ConfigError, match=message):
+        build_model(paper.replace(**{name: folders.get(value, value) for name, value in overrides.items()}))

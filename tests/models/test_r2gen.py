@@ -1,10 +1,12 @@
 """Decoders: R2Gen's memory by hand, and of each what is cached, causality, masks and gradients."""
 
+import shutil
+
 import numpy as np
 import pytest
 import torch
 from batches import greedy, noise, rows, whole
-from tiny_llama import write_llama
+from tiny_models import write_llama
 
 from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.learning.diagnosis import extend
@@ -83,17 +85,6 @@ def test_what_is_written_with_a_cache_is_what_the_logits_say_and_beams_do_not_de
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_beams_with_a_cache_are_those_without(model_of, kind, monkeypatch):
-    model, batch = model_of(kind), noise(2)
-    with_cache = model.generate(batch, num_beams=4, max_length=12)
-    lm = getattr(model.decoder, "lm", model.decoder)
-    search = lm.generate
-    uncached = lambda *a, past_key_values=None, cache=None, **k: search(*a, use_cache=False, **k)  # noqa: E731
-    monkeypatch.setattr(lm, "generate", uncached)
-    assert torch.equal(model.generate(batch, num_beams=4, max_length=12), with_cache)
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_no_word_sees_those_after_it(model_of, kind):
     model, ids = model_of(kind), torch.randint(3, 90, (2, 12))
     other = ids.clone()
@@ -128,3 +119,63 @@ def test_the_preset_trains_all_but_what_takes_pixels_and_words():
     held = set(known.tensors) - set(known.exchanged(papers()["r2gen"].settings["lora.exchange"]))
     words = {f"decoder.{name}.weight" for name in ("transformer.wte", "transformer.wpe", "lm_head")}
     assert held == words | {"encoder.backbone.conv1.weight"} == held & known.barred
+
+
+WIDTH, LENGTH = 16, 12
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_llama(tmp_path_factory.mktemp("llama"), WIDTH)
+
+
+def config_of(folder, **settings):
+    named = {"decoder": "prefix", "decoder_name": str(folder), "tokenizer": "decoder", "max_length": LENGTH}
+    return preset("tiny", **named | {"lora_targets": ["decoder.*.q_proj", "decoder.*.v_proj"]} | settings)
+
+
+def batch():
+    return noise(2, there=(4, 2))  # one of the images has fewer slices
+
+
+IDS = torch.randint(3, 300, (2, 6), generator=torch.Generator().manual_seed(2))
+IDS[:, 0] = 0
+
+
+def by_hand(model, memory, mask, ids, prompts):
+    """Logits of one report at a time: its own image tokens, begin token, prompts and words, and nothing else."""
+    lm, all_logits = model.decoder.lm, []
+    for i in range(len(ids)):
+        words = lm.get_input_embeddings()(ids[i])
+        before = [memory[i][mask[i]], words[:1], *([] if prompts is None else [prompts[i]])]
+        logits = lm(inputs_embeds=torch.cat([*before, words[1:]])[None]).logits[0]
+        all_logits.append(logits[-len(ids[i]) :])
+    return torch.stack(all_logits)
+
+
+@pytest.mark.parametrize("prompted", [False, True])
+def test_logits_are_those_of_one_text_of_image_prompts_and_report(folder, prompted):
+    model = build_model(config_of(folder))
+    prompts = torch.randn(2, 3, WIDTH, generator=torch.Generator().manual_seed(1)) if prompted else None
+    with torch.no_grad():
+        memory, mask = model.memory(batch(), model.encoded(batch()))
+        logits, states = model.decode(memory, mask, IDS, prompts)
+        torch.testing.assert_close(logits, by_hand(model, memory, mask, IDS, prompts), rtol=1e-4, atol=1e-5)
+    assert states.shape == (2, 6, WIDTH)
+
+
+def test_its_outline_needs_no_weights_and_bars_words_and_output(folder):
+    config = config_of(folder)
+    known = outline(config)
+    assert known.parameters == sum(p.numel() for p in build_model(config).parameters())
+    assert {"decoder.lm.lm_head", "decoder.lm.model.embed_tokens"} <= known.barred
+    assert len(known.targeted(config.lora_targets)) == 4
+
+
+def test_a_draft_ends_at_each_of_several_ends(folder, tmp_path):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [5, 7, 9]}')
+    tokenizer = build_tokenizer(config_of(tmp_path))
+    assert tokenizer.eos_id == 5
+    assert {tokenizer.decode([0, 300, end, 301]) for end in (5, 7, 9)} == {tokenizer.decode([0, 300])}
+    assert build_model(config_of(tmp_path))._settings(1, 1, 9).eos_token_id == [5, 7, 9]

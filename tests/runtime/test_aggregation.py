@@ -4,6 +4,7 @@ import gc
 import math
 import random
 import weakref
+import zlib
 from typing import get_args
 from unittest.mock import Mock
 
@@ -11,9 +12,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.profiler import ProfilerActivity, profile
 
+from fedtar_flare.protocol.contract import HANDSHAKE, TRAIN
+from fedtar_flare.protocol.messages import ok
+from fedtar_flare.record.events import Step
+from fedtar_flare.record.log import read_events
 from fedtar_flare.runtime import aggregation
 from fedtar_flare.runtime.aggregation import FEWEST_SITES, SpilledUpdates, Weighting, limited_shares, site_weights
+from fedtar_flare.testing import FunctionFederation, QuadraticSite
 
 SHAPES = {"a": (4, 3), "b": (5,), "c": ()}
 
@@ -33,7 +40,7 @@ def mean_in_memory(updates, weights):
     return total
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60)
 @given(
     st.dictionaries(st.text(min_size=1, max_size=5), st.integers(1, 10**9), min_size=1, max_size=8),
     st.sampled_from(get_args(Weighting)),
@@ -86,7 +93,7 @@ def robust(aggregation, columns, shares):
     return sum(kept) / len(kept) if len(values) >= 3 else 0.0
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.lists(st.booleans(), min_size=4, max_size=4), min_size=1, max_size=12),
     st.sampled_from(sorted(FEWEST_SITES)),
@@ -174,3 +181,60 @@ def test_an_update_that_is_half_written_or_lost_its_end_is_never_summed(tmp_path
         file.write_bytes(file.read_bytes()[:-1])
         with pytest.raises(OSError, match="no longer whole"):
             spilled.mean({"site-a": 1.0})
+
+
+FEW, MANY = 8, 32
+LARGE = {
+    f"base_model.model.{i}.lora_{x}.weight": size for i in range(4) for x, size in (("A", (4, 1616)), ("B", (3232, 4)))
+}
+UPDATE = 4 * sum(map(math.prod, LARGE.values()))
+"""Bytes of one update: as many as LoRA of rank 4 has in the small model."""
+
+
+class TrivialSite(QuadraticSite):
+    """Answers at once, the same each time: updates that cost next to nothing to make."""
+
+    def __init__(self, name):
+        super().__init__(name, [], samples=1 + sum(name.encode()) % 7)
+
+    def start(self):
+        return self.tensors("start")
+
+    def tensors(self, key):
+        """Random numbers that depend on the key alone."""
+        generator = torch.Generator().manual_seed(zlib.crc32(key.encode()))
+        return {name: 0.01 * torch.randn(shape, generator=generator) for name, shape in LARGE.items()}
+
+    def __call__(self, task, header, weights):
+        if task == HANDSHAKE:
+            return super().__call__(task, header, weights)
+        if task == TRAIN:
+            update = self.tensors(f"{self.name} {header.round} {header.step}")
+            return ok(header, {"samples": self.samples, "train_loss": 1.0}), update
+        numbers = {"validation_loss": 1.0, "reports": 1}
+        return ok(header, numbers, {"t_numbers": [0.1 * t for t in range(1, header.time_steps + 1)]}), None
+
+
+def peak_of_tensors(folder, number):
+    """Largest number of bytes of tensors that live at once in a run of so many sites, as torch's allocator has it."""
+    sites = {name: TrivialSite(name) for name in (f"site-{i:03d}" for i in range(number))}
+    controller = FunctionFederation(folder, sites, num_rounds=1, time_steps=2, step_time_limit=60)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
+        controller.run()
+    assert not controller.panics
+    live = peak = 0
+    for event in profiler.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            live += event.nbytes()
+            peak = max(peak, live)
+    return peak
+
+
+def test_the_servers_memory_does_not_grow_with_the_sites(tmp_path, monkeypatch):
+    monkeypatch.setattr(aggregation, "IN_MEMORY", 2 * UPDATE)  # these updates stand for large ones, which wait on disk
+    few, many = (peak_of_tensors(tmp_path / name, number) for name, number in (("few", FEW), ("many", MANY)))
+    assert few > 2 * UPDATE  # the weights and one update at the least: the measure sees them
+    assert many <= 1.2 * few
+    steps = [event for event in read_events(tmp_path / "many" / "fedtar") if isinstance(event, Step)]
+    assert [len(step.sites) for step in steps] == [MANY, MANY]
+    assert not (tmp_path / "many" / "fedtar" / "updates").exists()  # nor does the disk keep them

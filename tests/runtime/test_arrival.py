@@ -4,18 +4,17 @@ import dataclasses
 
 import pytest
 import torch
-from federation import federation_of
+from federation import federation, run
 from hospital_site import write_site_files
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from three_sites import federation, run
 
 from fedtar_flare.protocol.contract import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.protocol.messages import TaskHeader, ok, version
 from fedtar_flare.record.events import Evaluation, Joined, Step
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.reporting.run import read_run
-from fedtar_flare.testing import Hospital, QuadraticSite, same_bits
+from fedtar_flare.testing import FunctionFederation, Hospital, QuadraticSite, same_bits
 from fedtar_flare.testing import last_checkpoint as last
 from fedtar_flare.testing import random_pair as pair
 from fedtar_flare.testing.federation import NAMES
@@ -70,7 +69,7 @@ def test_theorem_1_holds_over_periods_with_psi_carried_on(tmp_path_factory, form
 def test_scores_come_at_the_end_of_periods_and_from_a_late_site_before_it_learns(tmp_path):
     there = sites("site-a", "site-b", "site-c")
     given_ = {"time_steps": T, "num_rounds": 6, "rounds_per_period": 2, "joins": {"site-c": 5}}
-    controller = federation_of("fedavg")(tmp_path / "a", there, **given_)
+    controller = FunctionFederation(tmp_path / "a", there, "fedavg", **given_)
     controller.run()
     events = read_events(controller.results_folder)
     scored = [(e.round, len(e.sites)) for e in of_kind(events, Evaluation)]
@@ -129,9 +128,9 @@ def test_what_lies_in_the_future_changes_nothing_but_the_scores_of_it(home, tmp_
 def test_a_site_that_comes_late_to_a_job_of_a_new_period_is_scored_before_it_learns(tmp_path, site):
     """One that took part before, such as a hospital that has just approved the job, and one that never did."""
     before = {name: QuadraticSite(name, [pair(1)], validation=pair(2)) for name in ("site-a", "site-b")}
-    (first := federation_of("fedavg")(tmp_path / "a", before, time_steps=1, num_rounds=1)).run()
+    (first := FunctionFederation(tmp_path / "a", before, "fedavg", time_steps=1, num_rounds=1)).run()
     given_ = {"num_rounds": 3, "joins": {site: 3}, "resume_from": str(first.results_folder / "checkpoint")}
-    then = federation_of("fedavg")(tmp_path / "b", sites("site-a", site), time_steps=2, **given_)
+    then = FunctionFederation(tmp_path / "b", sites("site-a", site), "fedavg", time_steps=2, **given_)
     then.run()
     assert read_run(then.results_folder).ahead == {2: dict.fromkeys(("site-a", site), SCORES["steps"]["2"])}
     assert [len(step.sites) for step in of_kind(read_events(then.results_folder), Step)] == [1, 1, 2, 2]

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from federation import federation_of, slowed
+from federation import slowed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -59,9 +59,9 @@ class LowRankSite(QuadraticSite):
         return ok(header, {"samples": self.samples, "train_loss": 1.0, **done}), update
 
 
-def run(folder, form, kind=FunctionFederation, sites=None, **more):
+def run(folder, form, method="fedtar", sites=None, **more):
     sites = {name: LowRankSite(name, form) for name in RANKS} | (sites or {})
-    controller = kind(folder, sites, num_rounds=2, time_steps=T, step_time_limit=1, **more)
+    controller = FunctionFederation(folder, sites, method, num_rounds=2, time_steps=T, step_time_limit=1, **more)
     controller.run()
     return controller, sites, read_events(controller.results_folder, (*SHARED, *EVENTS))
 
@@ -81,12 +81,8 @@ def test_a_run_is_what_dense_weights_give_and_theorem_1_holds_with_what_is_cut_o
     """With a site that makes half of its updates where products are averaged: the mean then counts tau times."""
     sites = {"site-c": LowRankSite("site-c", form, work=0.5)} if form == "product" else {}
     tau = 1 - SHARES["site-c"] / 2 if form == "product" else 1
-    kind, fixed = (
-        (FunctionFederation, {"alpha_form": "given", "alphas": [t**-0.5 for t in range(1, T + 1)]}),
-        (federation_of("fedavg"), {}),
-    )
-    kind, fixed = kind if method == "fedtar" else fixed
-    controller, sites, events = run(tmp_path, form, kind, sites, **fixed)
+    fixed = {"alpha_form": "given", "alphas": [t**-0.5 for t in range(1, T + 1)]} if method == "fedtar" else {}
+    controller, sites, events = run(tmp_path, form, method, sites, **fixed)
     assert not controller.panics, controller.panics
     first = {n: value.double() for n, value in sites["site-a"].start().items()}
     w, whole, cut, uncut = first, dense(first), 0 * dense(first), dense(first)
@@ -116,7 +112,7 @@ def test_a_run_is_what_dense_weights_give_and_theorem_1_holds_with_what_is_cut_o
 def test_what_a_site_of_lower_rank_answers_late_is_half_of_its_step_from_what_it_was_sent(tmp_path, form, work):
     sites = {name: LowRankSite(name, form, work=work if name == "site-b" else 1) for name in RANKS}
     settings = {"num_rounds": 2, "time_steps": 1, "wait_seconds": 0.01, "max_share": 1.0}
-    controller = federation_of("fedavg")(tmp_path, sites, **settings)
+    controller = FunctionFederation(tmp_path, sites, "fedavg", **settings)
     slowed(controller, "site-b", (TRAIN, 2))
     controller.run()
     assert not controller.panics, controller.panics

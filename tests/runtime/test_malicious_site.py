@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from federation import Spoilt, federation_of
+from federation import Spoilt
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -112,21 +112,23 @@ ATTEMPTS = {
 }
 
 
-@pytest.mark.parametrize("attempt", ATTEMPTS)
-def test_an_attempt_costs_its_site_and_nobody_else(tmp_path, attempt):
-    task, spoil, reason = ATTEMPTS[attempt]
-    controller = federation(tmp_path, Spoilt("site-b", spoil, task), num_rounds=1)
-    events = run(controller)
+@pytest.mark.parametrize("task", [HANDSHAKE, TRAIN, CLOSE_ROUND])
+def test_attempts_cost_their_sites_and_nobody_else(tmp_path, task):
+    """All at once, one a site, beside one that is honest."""
+    attempts = {f"site-b{n:02}": (spoil, words) for n, (at, spoil, words) in enumerate(ATTEMPTS.values()) if at == task}
+    liars = [Spoilt(name, spoil, task) for name, (spoil, _) in attempts.items()]
+    events = run(controller := federation(tmp_path, *liars, num_rounds=1))
     assert of_kind(events, End)[0].status == "completed", of_kind(events, End)[0].reason
     accounts = {
-        HANDSHAKE: [event.absent for event in of_kind(events, Start)],
-        TRAIN: [event.refused for event in of_kind(events, Step)],
-        CLOSE_ROUND: [event.left_out for event in of_kind(events, Validation)],
+        HANDSHAKE: [(event.sites, event.absent) for event in of_kind(events, Start)],
+        TRAIN: [(event.sites, event.refused) for event in of_kind(events, Step)],
+        CLOSE_ROUND: [(event.sites, event.left_out) for event in of_kind(events, Validation)],
     }[task]
-    assert accounts and all(reason in account["site-b"] for account in accounts), accounts
+    for sites, account in accounts:
+        assert "site-a" in sites
+        assert not {name: account[name] for name, (_, words) in attempts.items() if words not in account[name]}
     if task == TRAIN:
-        alone = federation(tmp_path / "alone", num_rounds=1)
-        run(alone)
+        run(alone := federation(tmp_path / "alone", num_rounds=1))
         assert all(torch.equal(last(alone).weights[name], last(controller).weights[name]) for name in NAMES)
 
 
@@ -149,7 +151,7 @@ def five(lie=None, samples=2):
 
 
 def ended(method, folder, sites, **settings):
-    controller = federation_of(method)(folder, sites, **({"num_rounds": 2, "time_steps": 2} | settings))
+    controller = FunctionFederation(folder, sites, method, **({"num_rounds": 2, "time_steps": 2} | settings))
     events = run(controller)
     assert of_kind(events, End)[0].status == "completed", of_kind(events, End)[0].reason
     return last(controller).weights, events
@@ -190,7 +192,7 @@ def test_the_first_site_by_name_does_not_choose_the_start(tmp_path, value, claim
     assert ["a-liar" in event.text for event in of_kind(events, Alarm)] == [True]
     if claims and value:  # without a majority, the run ends and says who has which start
         two = {name: sites[name] for name in ("site-0", "a-liar")}
-        end = of_kind(run(federation_of("fedavg")(tmp_path / "two", two, num_rounds=1, time_steps=2)), End)[0]
+        end = of_kind(run(FunctionFederation(tmp_path / "two", two, "fedavg", num_rounds=1, time_steps=2)), End)[0]
         assert end.status == "failed" and "a-liar" in end.reason and "site-0" in end.reason
 
 
@@ -217,7 +219,7 @@ def test_one_site_alone_does_not_describe_the_adapter(tmp_path, described):
     start = of_kind(events, Start)[0]
     assert "description" in start.absent["a-liar"] and "license" not in start.model
     pair_of = {name: site for name, site in five().items() if name == "site-0"} | {"a-liar": liar}
-    end = of_kind(run(federation_of("fedavg")(tmp_path / "two", pair_of, num_rounds=1, time_steps=2)), End)[0]
+    end = of_kind(run(FunctionFederation(tmp_path / "two", pair_of, "fedavg", num_rounds=1, time_steps=2)), End)[0]
     assert end.status == "failed" and "as many sites" in end.reason
 
 

@@ -19,11 +19,9 @@ from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 
-from fedtar_flare.core.errors import ConfigError, FedTARError
-from fedtar_flare.protocol.contract import HANDSHAKE
-from fedtar_flare.protocol.messages import TaskHeader, version
+from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.protocol.messages import version
 from fedtar_flare.registry import names
-from fedtar_flare.runtime.process_group import ProcessGroup
 from fedtar_flare.site.state import ReadOnlyState
 from fedtar_flare.testing import Hospital, executor_of
 
@@ -37,20 +35,6 @@ def is_running(pid):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
-
-
-@pytest.mark.slow
-def test_a_process_that_ends_ends_the_task_and_the_group():
-    group = ProcessGroup(2, "cpu")
-    pids, folder = [one.pid for one in group._processes], Path(group._folder.name)
-    assert group.alive and folder.stat().st_mode & 0o777 == 0o700
-    os.kill(pids[1], signal.SIGKILL)
-    header = TaskHeader("fedtar", "run", 0, 0, 1, 2, version(0, 0))
-    with pytest.raises(FedTARError, match="rank 1, signal SIGKILL") as error:
-        group.perform(HANDSHAKE, header, {}, NOBODY, lambda *point: None)
-    assert error.value.public.endswith("ended without an answer")
-    assert not group.alive and not folder.exists() and not any(map(is_running, pids))
-    group.close()  # once more does nothing
 
 
 @pytest.mark.slow

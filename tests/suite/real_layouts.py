@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 from kits import write_noise
 from tables import lay
+from tiny_models import write_cvt, write_gpt2, write_llama, write_timm
 
 WORDS = ("pleural effusion", "pneumothorax", "consolidation", "cardiomegaly", "lung mass", "atelectasis")
 
@@ -118,33 +119,9 @@ def oct_2017(root: Path, patients: int) -> None:
 
 def tiny_models(place: Path) -> dict[str, str]:
     """Folders of a CvT, a ResNet and a ViT of timm, a GPT-2 without cross-attention and a Llama, by name."""
-    import json
-
-    import timm
-    import torch
-    from safetensors.torch import save_file
-    from tiny_llama import write_llama
-    from tokenizers import ByteLevelBPETokenizer
-    from transformers.models.cvt.configuration_cvt import CvtConfig
-    from transformers.models.cvt.modeling_cvt import CvtForImageClassification
-    from transformers.models.gpt2.configuration_gpt2 import GPT2Config
-    from transformers.models.gpt2.modeling_gpt2 import GPT2LMHeadModel
-
-    torch.manual_seed(1)
-    sizes = CvtConfig(embed_dim=[8, 16, 24], num_heads=[1, 1, 2], depth=[1, 2, 3], drop_path_rate=[0.0, 0.0, 0.0])
-    CvtForImageClassification(sizes).save_pretrained(place / "cvt")
-    tokenizer = ByteLevelBPETokenizer()
-    tokenizer.train_from_iterator([" ".join(report(i)) for i in range(6)], 300, special_tokens=["<|endoftext|>"])
-    (place / "gpt2").mkdir()
-    tokenizer.save(str(place / "gpt2" / "tokenizer.json"))
-    sizes = GPT2Config(vocab_size=300, n_positions=64, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
-    GPT2LMHeadModel(sizes).save_pretrained(place / "gpt2")
+    write_cvt(place / "cvt")
+    write_gpt2(place / "gpt2", " ".join(" ".join(report(i)) for i in range(6)))
     write_llama(place / "llama")
-    for name in ("test_resnet", "test_vit"):
-        model = timm.create_model(name, num_classes=0, **({"img_size": 32} if name == "test_vit" else {}))
-        (place / name).mkdir()
-        published = {**model.pretrained_cfg, "num_classes": 0, "input_size": [3, 32, 32]}
-        about = {"architecture": name, "num_classes": 0, "pretrained_cfg": published}
-        (place / name / "config.json").write_text(json.dumps(about))
-        save_file(model.state_dict(), place / name / "model.safetensors")
+    for name, sizes in (("test_resnet", {}), ("test_vit", {"img_size": 32})):
+        write_timm(place / name, name, **sizes)
     return {name: str(place / name) for name in ("cvt", "test_resnet", "test_vit", "gpt2", "llama")}

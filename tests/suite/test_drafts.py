@@ -69,38 +69,22 @@ def test_two_files_are_compared_and_equal_ones_do_not_differ(tmp_path, reports):
         assert page.read_text().count("<table") == 2 and page.stat().st_mode & 0o077 == 0
 
 
-@pytest.mark.parametrize(
-    "drafts, named",
-    [
-        (DRAFTS[1:], "no draft of study 's1'"),
-        ([*DRAFTS, DRAFTS[0] | {"study_id": "x"}], "no report of study 'x'"),
-        ([*DRAFTS, DRAFTS[2]], "'s3' is there twice"),
-        ([{"prediction": "Clear."}], "draft 1 must have a study"),
-        ([{"study_id": "s1", "words": "Clear."}], "draft 1 must have a study"),
-    ],
-)
-@pytest.mark.parametrize("form", [".csv", ".jsonl"])
-def test_a_missing_double_or_nameless_study_is_an_error_by_name(tmp_path, reports, drafts, named, form):
-    file = written(tmp_path / "drafts", drafts, form)
-    error = failing("score", "--drafts", file, "--reports", reports)
-    assert named in error and file.name in error
+WRONG = {
+    "no draft of study 's1'": DRAFTS[1:],
+    "no report of study 'x'": [*DRAFTS, DRAFTS[0] | {"study_id": "x"}],
+    "'s3' is there twice": [*DRAFTS, DRAFTS[2]],
+    "draft 1 must have a study": [{"study_id": "s1", "words": "Clear."}],
+}
 
 
-@pytest.mark.parametrize("text", ["{", "[1]", "[]", '{"s1": "a", "s1": "b"}'])
-def test_a_file_that_is_no_list_of_texts_is_refused(tmp_path, reports, text):
-    (file := tmp_path / "drafts.json").write_text(text)
-    assert "drafts.json" in failing("score", "--drafts", file, "--reports", reports)
-
-
-# fmt: off
-WRONG = (["--drafts", "x.csv"], ["--reports", "x.csv"], [], ["x"], ["x", "--labeler", "a", "--export", "b.csv"],
-         ["--drafts", "a", "b", "c", "--reports", "r"], ["--drafts", "a", "--reports", "r", "--labeler", "x"])
-# fmt: on
-
-
-@pytest.mark.parametrize("arguments", WRONG)
-def test_a_command_that_names_too_much_or_too_little_is_refused(arguments):
-    assert failing("score", *arguments)
+def test_a_study_that_is_missing_double_or_nameless_and_a_file_of_no_texts_are_errors_by_name(tmp_path, reports):
+    for named, drafts in WRONG.items():
+        file = written(tmp_path / "drafts", drafts)
+        error = failing("score", "--drafts", file, "--reports", reports)
+        assert named in error and file.name in error
+    for text in ("{", "[1]", "[]", '{"s1": "a", "s1": "b"}'):
+        (file := tmp_path / "drafts.json").write_text(text)
+        assert "drafts.json" in failing("score", "--drafts", file, "--reports", reports)
 
 
 def test_pairs_are_exported_under_keyed_ids_and_scored_again(tmp_path, cohort):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_up_results import keep, parsed
+from made_up_results import keep
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.metrics.classification import auc, lca
@@ -89,22 +89,6 @@ def test_equal_arms_differ_by_nothing_and_a_better_one_by_more(tmp_path):
     assert own.low < own.value < own.high
     epochs, seconds = zip(*(reached for run in arms["fedkei"] for reached in run.reached(arms["rand"][0])), strict=True)
     assert set(epochs) <= {0, 1, 2} and set(seconds) <= {1.0, 2.0, 3.0}
-
-
-def test_the_page_has_its_tables_and_its_curves(tmp_path):
-    suite, planned = made(tmp_path, better=0.3)
-    text, root = parsed(page.write_page(tmp_path, suite, planned))
-    titles = [heading.text for heading in root.iter("h2")]
-    assert titles[1:] == ["Difference to Rand", "By disease", "What it costs, the start included", "Figures"]
-    assert "FedKEI &lt;b&gt;" in text and "CIDEr" not in text and "Learning curves" in text
-
-
-def test_a_disease_without_positive_test_images_has_no_chart(tmp_path):
-    suite, planned = made(tmp_path, one_class=["effusion", "nodule"])
-    assert "Figures" not in page.write_page(tmp_path, suite, planned).read_text().split("<footer>")[0]
-    suite, planned = made(tmp_path / "one", one_class=["nodule"])
-    text = page.write_page(tmp_path / "one", suite, planned).read_text()
-    assert "<figcaption>effusion" in text and "<figcaption>nodule" not in text
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ import shutil
 
 import pytest
 import torch
-from federation import federation_of
 
 from fedtar_flare.methods.fedkei.config import PLANS
 from fedtar_flare.methods.fedkei.contract import ADAPT, IMPORTANCE, PROBE, PULL
@@ -15,8 +14,7 @@ from fedtar_flare.protocol.exchange import ExchangeSchema
 from fedtar_flare.protocol.messages import ERROR, LEFT, Reply, abstain, ok
 from fedtar_flare.record.events import SHARED, End, Step
 from fedtar_flare.record.log import of_kind, read_events
-from fedtar_flare.reporting.run import read_run
-from fedtar_flare.reporting.verdict import closing_box
+from fedtar_flare.testing import FunctionFederation
 from fedtar_flare.version import __version__
 
 SHAPES = {
@@ -27,7 +25,6 @@ SHAPES = {
 }
 TASKS = ["one", "two", "three", "four"]
 SITES = ("site-1", "site-2", "site-3")
-Here = federation_of("fedkei")
 
 
 def drawn(*seed, shapes=SHAPES):
@@ -79,11 +76,13 @@ class Site:
         return ok(header, numbers, payload), self.spoil(task, header.round, tensors)
 
 
-def run(folder, sites=None, rounds=3, fedkei=None, kind=Here, **more):
+def run(folder, sites=None, rounds=3, fedkei=None, **more):
     folder.mkdir(parents=True, exist_ok=True)
     settings = {"tasks": TASKS, "clusters": 2, **(fedkei or {})}
     sites = {site.name: site for site in sites or map(Site, SITES)}
-    controller = kind(folder, sites, **{"num_rounds": rounds, "time_steps": 2, "fedkei": settings, **more})
+    controller = FunctionFederation(
+        folder, sites, "fedkei", **{"num_rounds": rounds, "time_steps": 2, "fedkei": settings, **more}
+    )
     controller.run()
     return controller, read_events(controller.results_folder, (*SHARED, *EVENTS))
 
@@ -156,16 +155,10 @@ def test_a_site_without_a_task_abstains_and_gets_the_pool_at_the_next(tmp_path):
     assert not idle.panics and not idle.strategy.pool.modules
     reason = "No site learnt anything, so there is nothing new to use (site-1: no training image)"
     assert [of_kind(each, End)[-1].reason for each in (events, nothing)] == ["", reason]
-    assert reason in (idle.results_folder / "report.html").read_text()
-    box = closing_box(read_run(idle.results_folder))
-    assert "completed" in box and reason in box and "no test image was scored" in box
 
 
 SPOILED = {
-    "not finite": (ADAPT, lambda sent: {name: value / 0 for name, value in sent.items()}),
-    "missing": (ADAPT, lambda sent: {name: sent[name] for name in list(sent)[1:]}),
     "has shape": (ADAPT, lambda sent: {name: value[:1] for name, value in sent.items()}),
-    "not allowed": (ADAPT, lambda sent: sent | {"encoder.weight": torch.zeros(2)}),
     "times that of the weights": (ADAPT, lambda sent: {name: 1e6 * value for name, value in sent.items()}),
     "importance": (ADAPT, lambda sent: {n: -value if n.startswith(IMPORTANCE) else value for n, value in sent.items()}),
     "in task 'probe'": (PROBE, lambda sent: {name: value[0] for name, value in sent.items()}),

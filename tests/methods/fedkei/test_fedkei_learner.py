@@ -159,18 +159,6 @@ def test_local_objectives():
     assert same(first.difference, plain.difference)  # the common start has nothing to teach
 
 
-def test_a_task_met_before_begins_where_its_module_ended():
-    one = learner(epochs=6)
-    old = one.adapt(start_of(one), DATA, 1)
-    module = centre_of(one, old)
-    assert old.curve[-1] > 0.7
-    found = one.adapt(module, DATA, 2)
-    assert found.curve[0] == pytest.approx(old.curve[-1], abs=0.02)
-    worst = {name: torch.cat([value, start_of(one)[name]]) for name, value in module.items()}
-    best = one.adapt(worst, DATA, 2, PLANS["best_cluster"])
-    assert best.alpha["adapter"] in ([1.0, 0.0], [0.0, 1.0]) and best.curve[0] > 0.7
-
-
 def test_what_cannot_be_learnt_is_refused():
     one = learner()
     broken = start_of(one) | {"head.bias": torch.full((1, 2), float("nan"))}
@@ -180,17 +168,6 @@ def test_what_cannot_be_learnt_is_refused():
         with pytest.raises(DataError) as caught:
             call(broken, DATA, 1)
         assert caught.value.reason == reason
-
-
-def test_splits_may_be_empty_and_slices_of_a_volume_are_one_example():
-    nothing = ArrayExamples(torch.zeros(0, 3, 32, 32, dtype=torch.uint8), torch.zeros(0, dtype=torch.int64))
-    one = learner()
-    adapted = one.adapt(start_of(one), replace(DATA, validation=nothing, test=nothing), 1)
-    assert adapted.curve == [None] * 3 and adapted.mixture_loss is None and adapted.scores.shape == (3, 0)
-    volumes = ArrayExamples(DATA.train.images.view(24, 2, 3, 32, 32), torch.arange(24) % 2)
-    one = learner(ClassifierConfig(encoder="tiny", image_size=32, slices=2))
-    adapted = one.adapt(start_of(one), TaskData(volumes, volumes, volumes), 1)
-    assert adapted.scores.shape == (3, 24) and None not in adapted.curve
 
 
 def test_fisher_information_is_the_mean_of_each_example_s_squared_gradient():

@@ -2,13 +2,19 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+import yaml
 from command import run_simulator
 from hospital_site import write_site_files
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare.core.errors import ExchangeError
+from fedtar_flare.core.files import write_text
+from fedtar_flare.curation.unpack import unpack
+from fedtar_flare.data.sources.manifest import write_rows
+from fedtar_flare.data.sources.tables import rows_of
 from fedtar_flare.methods.fedkei.contract import ADAPT, CONTRACT, IMPORTANCE, PROBE, PULL
 from fedtar_flare.methods.fedkei.events import EVENTS, Learnt, Mixed
 from fedtar_flare.protocol.exchange import check_tensors
@@ -125,14 +131,6 @@ def test_a_job_is_held_against_the_bounds_of_a_site():
     assert "model.targets" in breached(model={"targets": ["encoder.*embed*"]})
 
 
-def test_the_recipe_takes_as_many_tasks_as_are_listed():
-    tasks = ["effusion", "nodule", "emphysema", "cardiomegaly"]
-    recipe = MethodRecipe("fedkei", preset="tiny", fedkei={"tasks": tasks})
-    controller = recipe.controller
-    assert controller.config.num_rounds == 4
-    assert controller.strategy.config == recipe.executor.strategy.settings.fedkei
-
-
 def test_fisher_information_leaves_only_where_the_server_sent_its_sum():
     name = "head.bias"
     sent = {name: torch.zeros(2), IMPORTANCE + name: torch.zeros(2)}
@@ -158,3 +156,32 @@ def test_the_simulator_ends_at_the_same_bits(run, home, tmp_path):
     one, other = (CheckpointFolder(folder / "checkpoint").last()[0] for folder in (results, run.results))
     assert one.info["method"] == other.info["method"] and same_bits(one, other)
     assert (results / "report.html").is_file()
+
+
+@pytest.mark.slow
+def test_digits_are_learnt(home, tmp_path, monkeypatch):
+    """Real handwriting in colour: each site, with every second writer, tells each new digit from those before it."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits(n_class=4)
+    bright = np.kron(digits.images / 16, np.ones((4, 4)))
+    ink = np.stack([255 * bright, 200 * bright, 120 * bright], axis=-1).astype(np.uint8)
+    np.savez(tmp_path / "digits.npz", train_images=ink, train_labels=digits.target[:, None].astype(np.uint8))
+    unpacked = unpack(tmp_path / "digits.npz", tmp_path / "digits", most=320)
+    assert unpacked.colour and unpacked.pictures == 320
+    rows = list(rows_of(unpacked.manifest, ("patient_id", "study_datetime", "image", "labels")))
+    rows = [row | {"image": str(unpacked.manifest.parent / row["image"])} for row in rows]
+    patients = sorted({row["patient_id"] for row in rows})
+    for i in (0, 1):
+        write_rows(tmp_path / f"{i}.csv", [row for row in rows if patients.index(row["patient_id"]) % 2 == i])
+        about = {"source": "manifest", "path": str(tmp_path / f"{i}.csv"), "options": {"modality": "photograph"}}
+        write_text(tmp_path / "sites" / f"site-{i + 1}.yaml", yaml.safe_dump(about))
+    monkeypatch.setenv("FEDTAR_HOME", str(home))
+    monkeypatch.setenv("FEDTAR_SITES", str(tmp_path / "sites"))
+    tasks = {"tasks": ["digit-1=class-1", "digit-2=class-2"], "base": ["class-0"], "rand_baseline": False}
+    small = {"model": {"slices": 1, "image_size": 32}, "training": {"epochs": 3}, "fedkei": tasks}
+    results = in_process.run_in_process(MethodRecipe("fedkei", **small), list(SITES), tmp_path / "run")
+    events = read_events(results, (*SHARED, *EVENTS))
+    outcomes = [outcome for event in of_kind(events, Learnt) for outcome in event.sites.values()]
+    assert len(outcomes) == 4 and all(outcome.n >= 5 for outcome in outcomes)
+    assert all(outcome.auc[-1] > 0.8 and 0 <= outcome.membership <= 1 for outcome in outcomes), outcomes

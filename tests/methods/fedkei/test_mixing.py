@@ -1,4 +1,4 @@
-"""The mathematics of mixtures: layouts, clusters and weights (test_fedkei_learner.py has gradients)."""
+"""Mixtures of the pool: layouts, clusters, weights, and the plans' identities to the bit."""
 
 from itertools import product
 
@@ -8,15 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtar_flare.core.errors import ExchangeError
-from fedtar_flare.methods.fedkei.mixing import (
-    Layout,
-    gram,
-    initial_beta,
-    kmeans,
-    merge_small,
-    origin_of,
-    outer_step,
-)
+from fedtar_flare.core.files import read_tensors, write_tensors
+from fedtar_flare.methods.fedkei.config import PLANS, FedKEIConfig
+from fedtar_flare.methods.fedkei.mixing import Layout, gram, initial_beta, kmeans, merge_small, origin_of, outer_step
+from fedtar_flare.methods.fedkei.mixture import Pool, mixture_of, similarity
 
 MODULE = {
     "base_model.model.encoder.a.lora_A.weight": torch.arange(6.0).view(2, 3),
@@ -128,3 +123,154 @@ def test_the_outer_step_stays_within_its_limit_and_in_its_support():
 def test_factors_of_ia3_are_always_mixed_around_the_start():
     origin = origin_of({"base_model.model.a.ia3_l": torch.ones(3, 1), "head.bias": torch.full((2,), 5.0)})
     assert torch.equal(origin["base_model.model.a.ia3_l"], torch.ones(3, 1)) and not origin["head.bias"].any()
+
+
+NAMES = {
+    "base_model.model.encoder.a.qkv.lora_A.weight": (2, 6),
+    "base_model.model.encoder.a.qkv.lora_B.weight": (9, 2),
+    "head.bias": (2,),
+    "head.weight": (2, 5),
+}
+SETTINGS = FedKEIConfig()
+MIXED = [name for name, one in PLANS.items() if one.members != "none"]
+PAIRS = [(f"site-{i}", t) for t in (1, 2) for i in (1, 2, 3)]
+
+
+def random_module(seed, scale=1.0):
+    g = torch.Generator().manual_seed(seed)
+    return {name: scale * torch.randn(shape, generator=g) for name, shape in NAMES.items()}
+
+
+def pool_of(order=PAIRS):
+    """Modules of each site and task near one of two patterns, by task; added in the ``order`` of these pairs."""
+    pool = Pool(random_module(10_000))
+    for site, task in order:
+        near, noise = random_module(task % 2, 2.0), random_module(100 * int(site[-1:]) + 7 * task, 0.3)
+        pool.add(site, task, {name: near[name] + noise[name] for name in NAMES})
+    return pool
+
+
+def mixed(name, pool, task=3, **settings):
+    return mixture_of(PLANS[name], pool, task, SETTINGS.replace(**settings))
+
+
+def same(a, b):
+    """Whether two dictionaries of tensors hold the same bits."""
+    return list(a) == list(b) and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def owners(modules):
+    return [(m.site, m.task) for m in modules]
+
+
+def gradients_like(centres):
+    g = torch.Generator().manual_seed(0)
+    return {name: torch.randn(value.shape, generator=g) for name, value in centres.items()}
+
+
+def test_a_module_is_the_start_plus_what_was_sent_and_a_checkpoint_gives_the_same_bits(tmp_path):
+    pool, sent = pool_of(), random_module(2)
+    pool.add("site-4", 3, sent)
+    assert all(torch.equal(pool.modules[-1].tensors[name], pool.start[name] + sent[name]) for name in NAMES)
+    tensors, info = pool.state()
+    write_tensors(tmp_path / "pool", tensors, {"pool": info})
+    read, kept = read_tensors(tmp_path / "pool")
+    again = Pool(pool.start)
+    again.load(read, kept["pool"])
+    assert owners(again.modules) == owners(pool.modules)
+    assert all(same(a.tensors, b.tensors) for a, b in zip(again.modules, pool.modules, strict=True))
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_the_first_task_starts_from_the_common_start_under_every_plan(name):
+    pool = Pool(random_module(3))
+    mixture = mixed(name, pool, 1)
+    for site in (None, "site-1"):
+        assert same(mixture.centres(site), {n: v[None] for n, v in pool.start.items()})
+    assert not mixture.probes and mixture.report() == []
+    assert same(mixture.step({}, 0.05).centres(), mixture.centres())
+
+
+def test_one_cluster_of_fixed_weight_is_the_mean_of_the_pool_to_the_bit():
+    pool = pool_of()
+    one = mixed("fedkei", pool, clusters=1).centres()
+    assert same(one, mixed("pool_mean", pool).centres())
+    for name in NAMES:
+        mean = torch.stack([m.tensors[name] for m in pool.modules]).double().mean(0).float()
+        torch.testing.assert_close(one[name][0], mean, rtol=1.2e-7, atol=0)
+
+
+def test_without_an_outer_step_fedkei_is_variant_b_and_of_last_modules_apple_to_the_bit():
+    pool = pool_of()
+    kei, b = (mixed(name, pool, eta_out=0.0) for name in ("fedkei", "variant_b"))
+    assert not kei.probes and not b.probes and mixed("fedkei", pool).probes
+    assert same(kei.step(gradients_like(kei.centres()), 0.0).centres(), b.centres())
+    kei, apple = (mixed(name, pool, 2, clusters=3, eta_out=0.0) for name in ("fedkei", "apple"))
+    assert same(kei.centres(), apple.centres())
+    last = torch.stack([m.tensors["head.bias"] for m in pool.before(2)])
+    assert torch.equal(apple.centres()["head.bias"], last)
+    assert {PLANS[name].alpha for name in ("fedkei", "variant_b", "apple")} == {"learnt"}
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "ffa_lora", "per_fedavg", "flwf"])
+def test_fedavg_and_its_relatives_mix_the_last_modules_alone(name):
+    pool = pool_of()
+    own = torch.stack([m.tensors["head.weight"] for m in pool.modules if m.task == 2])
+    torch.testing.assert_close(mixed(name, pool).centres()["head.weight"][0], own.mean(0))
+
+
+def test_own_last_is_for_its_site_alone_and_sites_are_clusters_of_variant_a():
+    pool = pool_of()
+    mixture = mixed("own_last", pool, min_cluster_sites=3)
+    assert torch.equal(mixture.centres("site-2")["head.bias"][0], pool.last(3)[1].tensors["head.bias"])
+    assert same(mixture.centres("new"), {n: v[None] for n, v in pool.start.items()})
+    assert {entry["for"] for entry in mixture.report()} == {"site-1", "site-2", "site-3"}
+    own = torch.stack([m.tensors["head.weight"] for m in pool.modules if m.site == "site-2"])
+    torch.testing.assert_close(mixed("variant_a", pool).centres()["head.weight"][1], own.mean(0))
+
+
+def test_similar_modules_weigh_more_and_equal_ones_alike():
+    line = torch.tensor([[0.0], [1.0], [5.0]], dtype=torch.float64)
+    weights = similarity(line @ line.T, 0)[:, 0]
+    assert weights.sum() == pytest.approx(1) and weights[0] > weights[1] > weights[2] > 0
+    assert torch.allclose(similarity(torch.ones(4, 4, dtype=torch.float64), 2), torch.full((4, 1), 0.25).double())
+    assert similarity(torch.ones(1, 1, dtype=torch.float64), 0).tolist() == [[1.0]]
+    mixture = mixed("fedamp", pool_of())
+    assert not same(mixture.centres("site-1"), mixture.centres("site-2"))
+    assert same(mixture.centres("new"), mixed("fedavg", pool_of()).centres())
+
+
+def test_sites_with_large_gaps_weigh_more_and_all_keep_some_weight():
+    pool = Pool(random_module(1))
+    for task in range(1, 9):
+        for site, gap in (("a", 0.1), ("b", 0.4), ("c", None if task < 3 else 0.25)):
+            pool.add(site, task, random_module(task), gap=gap)
+    early, late = (mixed("fedga", pool, task).parts["head"].beta[:, 0] for task in (2, 9))
+    for weights in (early, late):
+        assert weights.sum() == pytest.approx(1) and weights[1] > weights[2] > weights[0] > 0
+    assert late[1] > early[1]
+    again = Pool(pool.start)
+    again.load(*pool.state())
+    assert torch.equal(mixed("fedga", again, 9).parts["head"].beta[:, 0], late)
+    assert same(mixed("fedga", pool_of()).centres(), mixed("fedavg", pool_of()).centres())
+
+
+@pytest.mark.parametrize("name", [name for name in MIXED if name != "own_last"])
+@pytest.mark.parametrize("least", [2, 3, 4])
+def test_no_centre_is_of_fewer_sites_than_the_minimum(name, least):
+    mixture = mixed(name, pool_of(), min_cluster_sites=least, clusters=6)
+    if least == 4:
+        assert mixture.parts is None and not mixture.by_site and not mixture.probes
+        return
+    assert mixture.report()
+    for entry in mixture.report():
+        assert len({member["site"] for member in entry["members"] if member["beta"]}) >= least
+
+
+def test_modules_are_ordered_by_task_and_site_whenever_they_came_and_a_site_takes_its_own_along():
+    pool = pool_of([("site-2", 3), ("site-1", 1), ("site-1", 3), ("site-2", 1), ("site-1", 2)])
+    assert owners(pool.modules) == [("site-1", 1), ("site-2", 1), ("site-1", 2), ("site-1", 3), ("site-2", 3)]
+    assert owners(pool.last(3)) == [("site-1", 2), ("site-2", 1)]
+    assert len(pool.before(3)) == 3 and pool.before(1) == () == pool.last(1)
+    assert pool.leave("site-1") == 3 and owners(pool.modules) == [("site-2", 1), ("site-2", 3)]
+    assert pool.leave("site-1") == 0

@@ -1,6 +1,5 @@
 """Tasks in sequence: orders, who is positive, negative or left out, and what is told of a split."""
 
-from dataclasses import replace
 from datetime import datetime
 from itertools import combinations
 from pathlib import Path
@@ -9,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtar_flare.core.errors import ConfigError, DataError
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.data.cells import Timeline
 from fedtar_flare.data.cohort import Cohort, Patient, Sample, Visit
-from fedtar_flare.data.sources.manifest import read_manifest
 from fedtar_flare.methods.fedkei.tasks import DiseaseTask, TaskStream, order_of, without_some
 
 TASKS = ("nodule", "effusion", "mass=tumour|metastasis")
@@ -108,21 +106,6 @@ def test_patients_are_counted_once_and_classes_of_too_few_are_not_reported():
     assert examples.labels.tolist() == [1, 1, 0, 0] and examples.patients == ["a", "a", "b", "c"]
     assert examples.patients_of(1) == {"a"} and examples.enough(1) and not examples.enough(2)
     assert examples.counts(1) == [2, 2] and examples.counts(2) == [2, 0]
-
-
-def test_a_manifest_with_labels_needs_no_report(tmp_path):
-    (tmp_path / "x.png").write_bytes(b"")
-    table = tmp_path / "manifest.csv"
-    table.write_text(
-        "patient_id,study_datetime,image,labels\n"
-        "a,2020-01-01,x.png,effusion;?nodule\nb,2020-01-02,x.png,\nc,2020-01-03,x.png,x;?x\n"
-    )
-    reading = read_manifest(table, {"modality": "radiograph"})
-    labels = {p.patient_id: (p.visits[0].labels, p.visits[0].uncertain) for p in reading.patients()}
-    assert labels == {"a": ({"effusion"}, {"nodule"}), "b": (frozenset(), frozenset())}
-    assert [problem.reason for problem in reading.problems] == ["contradicting-labels"]
-    with pytest.raises(DataError, match="report is empty"):
-        replace(visit(known=False), report=" ")
 
 
 LABELLED = st.lists(st.tuples(st.integers(0, 30), st.sets(st.sampled_from(LABELS), max_size=3)), max_size=60)

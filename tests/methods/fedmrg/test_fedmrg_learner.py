@@ -1,6 +1,7 @@
 """One local update written out by hand, without PEFT; which half moves what; micro-batches; two processes."""
 
 import copy
+import math
 import re
 from itertools import pairwise
 
@@ -13,18 +14,16 @@ from torch.nn import functional as F
 
 from fedtar_flare.core.files import checksum
 from fedtar_flare.data.cells import Timeline
-from fedtar_flare.imaging.augment import change_of
 from fedtar_flare.imaging.batch import collate
-from fedtar_flare.imaging.pipeline import images_of, prepare_cohort
+from fedtar_flare.imaging.pipeline import prepare_cohort
 from fedtar_flare.imaging.transform_list import built_in
 from fedtar_flare.learning.inputs import augmented
 from fedtar_flare.learning.labels import labeler
 from fedtar_flare.learning.ranks import ALONE
 from fedtar_flare.methods.fedmrg.dual_adapter import BROADCAST, GENERIC, SPECIALISED, copy_broadcast
 from fedtar_flare.methods.fedmrg.learner import HALVES
-from fedtar_flare.methods.fedmrg.losses import contrast_losses, distill_losses
+from fedtar_flare.methods.fedmrg.losses import contrast_losses, distill_losses, features
 from fedtar_flare.methods.fedmrg.section import PARTS
-from fedtar_flare.models.adapters.lora import shared_parameters
 from fedtar_flare.models.config import preset
 from fedtar_flare.models.report_generator import Encoded
 from fedtar_flare.synthetic.cohort import synthetic_cohort
@@ -183,16 +182,6 @@ def test_validation_is_of_the_generic_model_and_scores_are_of_both(shaken, learn
     assert generic == pytest.approx(float(losses[False])) and generic != pytest.approx(float(losses[True]))
 
 
-def test_the_rates_are_those_of_their_parts(learner_of):
-    learner = learner_of(lr_encoder=2e-5, training={"lr": 4e-3})
-    learner.rate = 0.5
-    named = {id(p): n for n, p in shared_parameters(learner.model, GENERIC).items()}
-    groups = learner.shared_optimizer([], 1.0).param_groups
-    rates = {named[id(p)]: group["lr"] for group in groups for p in group["params"]}
-    assert rates == {n: 2e-3 if n.startswith(("base_model", "diagnosis")) else 1e-5 for n in named.values()}
-    assert [group["lr"] for group in learner.personal_optimizer.param_groups] == [4e-3]
-
-
 def test_a_frozen_backbone_sends_adapter_and_branch_alone_and_has_no_contrast(learner_of):
     learner = learner_of(exchange=("diagnosis.*",), backbone="frozen")
     trained = learner.train(None, 1, updates=1)
@@ -228,23 +217,6 @@ def test_without_prompts_the_decoder_reads_none_and_the_branch_still_learns(lear
     assert not torch.equal(head, start), "L_CE"
 
 
-def test_a_simulated_site_s_change_reaches_images_views_and_tokens_and_is_not_cached_for_others(learner_of):
-    settings = {"exchange": ("diagnosis.*",), "backbone": "frozen"}
-    plain, changed = learner_of(**settings), learner_of(**settings)
-    changed.image_change = change_of("site-2", 0, 1.0)
-    samples = plain.cohort.samples("train")[:2]
-    before, after = plain.images(samples), changed.images(samples)
-    assert not torch.equal(before.images, after.images)
-    by_hand = collate([changed.image_change(image) for image in images_of(samples)])
-    assert torch.equal(after.images, by_hand.images)
-    with torch.no_grad():
-        plain.encoded(samples, before)
-        torch.testing.assert_close(changed.encoded(samples, after).tokens, changed.generator.tokens(after))
-        assert not torch.allclose(changed._see("s", samples, True), plain._see("s", samples, True))
-        mask = before.slice_mask
-        torch.testing.assert_close(plain.encoded(samples, before).tokens[mask], plain.generator.tokens(before)[mask])
-
-
 def learnt(ranks, home, batch_size):
     """Gradients of both halves of one batch, losses by part of a task, and a checksum of what is held after it."""
     cohort = synthetic_cohort("site-1", folder=home / "synthetic", patients=16, timeline=Timeline(2), seed=0)
@@ -274,3 +246,83 @@ def test_two_processes_learn_what_one_does(home, batch_size):
     assert first[2] == pytest.approx(loss, rel=1e-4)
     assert first[1] == pytest.approx(parts, rel=1e-3, abs=1e-5)
     assert parts.get("contrast", 0) or batch_size == 1
+
+
+B, L, E, V = 3, 6, 4, 9
+
+
+def normal(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def unit(vectors):
+    return F.normalize(vectors, dim=-1)
+
+
+def by_loops(u, v, patients, bank, tau):
+    losses = []
+    for i in range(len(u)):
+        others = [a for a in range(len(u)) if patients[a] != patients[i]]
+        against = [u[a] for a in others] + [v[a] for a in others] + list(bank)
+        if not against:
+            losses.append(torch.zeros((), dtype=u.dtype))
+            continue
+        total = sum(math.exp(float(u[i] @ z) / tau) for z in against)
+        losses.append(-(u[i] @ v[i]) / tau + math.log(total))
+    return torch.stack(losses)
+
+
+CASES = [(4, 3, [0, 1, 2, 3]), (5, 0, [0, 0, 1, 1, 2]), (3, 2, [7, 7, 7]), (1, 4, [0]), (1, 0, [0]), (2, 0, [3, 3])]
+
+
+@pytest.mark.parametrize(("n", "m", "patients"), CASES)
+def test_it_is_the_double_loop_and_finite_with_its_gradient(n, m, patients):
+    u, v, bank, ids = unit(normal(n, 5)), unit(normal(n, 5, seed=1)), unit(normal(m, 5)), torch.tensor(patients)
+    u.requires_grad_()
+    losses = contrast_losses(u, v, ids, bank, temperature=0.3)
+    expected = by_loops(u.detach(), v, patients, bank, 0.3)
+    torch.testing.assert_close(losses.detach(), expected, rtol=0, atol=1e-12)
+    losses.sum().backward()
+    assert torch.isfinite(u.grad).all()
+
+
+def test_features_are_unit_means_over_tokens_and_slices_that_are_there():
+    tokens, mask = normal(2, 3, 4, 5), torch.tensor([[True, True, False], [True, True, True]])
+    result = features(tokens, mask)
+    by_hand = [tokens[0, :2].reshape(-1, 5).mean(0), tokens[1].reshape(-1, 5).mean(0)]
+    for row, mean in zip(result, by_hand, strict=True):
+        torch.testing.assert_close(row, (mean / mean.norm()).float(), rtol=1e-6, atol=1e-7)
+
+
+def reports():
+    labels = torch.randint(0, V, (B, L), generator=torch.Generator().manual_seed(5))
+    labels[1, 4:] = -100
+    labels[2, 2:] = -100
+    shapes = ((B, L, E), (B, L, V), (B, L, E), (B, L, V))
+    return *(normal(*shape, seed=i, dtype=torch.float32) for i, shape in enumerate(shapes, 1)), labels
+
+
+@pytest.mark.parametrize("with_states", [True, False])
+def test_distillation_is_torch_s_cosine_and_divergence_token_by_token(with_states):
+    states, logits, t_states, t_logits, labels = reports()
+    result = distill_losses(states, logits, t_states, t_logits, labels, with_states)
+    for b in range(B):
+        tokens = []
+        for i in range(L - 1):
+            if labels[b, i + 1] == -100:
+                continue
+            cosine = F.cosine_embedding_loss(states[b, i][None], t_states[b, i][None], torch.ones(1))
+            own, taught = logits[b, i].log_softmax(0), t_logits[b, i].log_softmax(0)
+            tokens.append(with_states * cosine + F.kl_div(own, taught, log_target=True, reduction="sum"))
+        assert float(result[b]) == pytest.approx(float(sum(tokens) / len(tokens)), rel=1e-5)
+
+
+def test_neither_teacher_nor_padding_has_a_gradient():
+    states, logits, t_states, t_logits, labels = (part.clone() for part in reports())
+    learned = [part.requires_grad_() for part in (states, logits, t_states, t_logits)]
+    distill_losses(*learned, labels).sum().backward()
+    assert t_states.grad is None and t_logits.grad is None
+    for gradient in (states.grad, logits.grad):
+        there = (labels[:, 1:] != -100)[..., None].expand_as(gradient[:, :-1])
+        assert not gradient[:, :-1][~there].any() and not gradient[:, -1].any(), "nothing is predicted there"
+        assert gradient[:, :-1][there].any()

@@ -119,18 +119,6 @@ def test_components_grow_with_the_patients_up_to_those_of_the_job(patients, comp
         assert abs(number * each - patients) <= each / 2
 
 
-def test_a_fit_that_did_not_converge_says_so(monkeypatch, caplog):
-    import sklearn.mixture
-
-    class Hasty(sklearn.mixture.GaussianMixture):
-        def fit(self, rows):
-            return self.set_params(max_iter=1) and super().fit(rows)
-
-    monkeypatch.setattr(sklearn.mixture, "GaussianMixture", Hasty)
-    DemographicMixture.fit(made_up(200))
-    assert "tolerance" in caplog.text
-
-
 @pytest.mark.parametrize("n", [5, 60, 300])
 def test_the_fit_depends_on_the_seed_and_the_profiles_but_not_on_their_order(n):
     data = made_up(n)

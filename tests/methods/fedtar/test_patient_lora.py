@@ -1,4 +1,4 @@
-"""Per-sample LoRA against a loop that writes each patient's weights out, on every kind of backbone."""
+"""Per-sample LoRA against a loop that writes each patient's weights out; its context, precision and construction."""
 
 import copy
 from functools import partial
@@ -11,16 +11,24 @@ from adapted_models import (
     CASES,
     GPT2_TARGETS,
     PAD,
+    One,
     adapted,
     gpt2_case,
     gpt2_model,
     normal,
+    one_layer,
     patients,
     shake,
     written_out_weights,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
 from torch.func import functional_call
 
+from fedtar_flare.core.errors import ConfigError, DataError
+from fedtar_flare.methods.fedtar.config import PatientConfig
+from fedtar_flare.methods.fedtar.patient_lora import PatientLoRA
 from fedtar_flare.models.adapters.lora import shared_parameters
 
 
@@ -80,9 +88,9 @@ def test_a_gpu_gives_the_cpus_outputs_and_gradients():
 
 def test_phi_starts_near_one_vector_that_all_patients_share_and_the_papers_form_far_apart():
     q = torch.eye(5, dtype=torch.float64)
-    for settings, length, distance in (({}, 1.0, 0.1), ({"common_start": False}, 0.0, 1.0)):
+    for changes, length, distance in (({}, 1.0, 0.1), ({"common_start": False}, 0.0, 1.0)):
         case = next(iter(CASES.values()))()
-        _, patient = adapted(case.model.double(), case.targets, embedding_dim=512, **settings)
+        _, patient = adapted(case.model.double(), case.targets, embedding_dim=512, **changes)
         phi = patient.embed(q, torch.ones(5, dtype=torch.long))
         assert float(patient.projection.bias.norm()) == pytest.approx(length, abs=1e-6)
         assert (phi - patient.projection.bias).norm(dim=1).tolist() == pytest.approx([distance] * 5, rel=0.1)
@@ -150,3 +158,104 @@ def test_beam_search_of_a_batch_equals_one_at_a_time_and_makes_factors_once():
     assert together == [write([p])[0] for p in range(BATCH)]
     assert len({tuple(row) for row in together}) == BATCH
     assert together != write([0, 1, 2], q[[1, 2, 0]])
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    samples=st.integers(1, 4),
+    group=st.integers(1, 3),
+    middle=st.lists(st.integers(1, 3), max_size=2),
+    sizes=st.tuples(st.integers(1, 7), st.integers(1, 7)),
+    rank=st.integers(1, 3),
+)
+def test_rows_of_any_shape_belong_to_samples_in_adjacent_groups(samples, group, middle, sizes, rank):
+    peft_model, patient = one_layer(*sizes, rank=rank)
+    x = normal(samples * group, *middle, sizes[0], seed=9)
+    q, steps = patients(samples)
+    with torch.no_grad(), patient.adapt(q, steps):
+        y = peft_model(x)
+    base = peft_model.get_base_model().layer.base_layer
+    for row in range(samples * group):
+        p = row // group
+        weights = written_out_weights(nn.ModuleDict({"layer": base}), peft_model, patient, q[p], steps[p])
+        torch.testing.assert_close(
+            y[row], nn.functional.linear(x[row], weights["layer.weight"], base.bias), rtol=1e-10, atol=1e-10
+        )
+
+
+def test_rows_that_do_not_divide_into_samples_are_refused_by_layer_name():
+    peft_model, patient = one_layer()
+    with patient.adapt(*patients(2)):
+        for shape in ((3, 4, 6), (1, 6), (6,)):
+            with pytest.raises(DataError, match=r"layer layer: .*\b2 samples"):
+                peft_model(normal(*shape))
+
+
+def test_layers_are_given_back_after_an_exception_and_contexts_nest():
+    peft_model, patient = one_layer()
+    layer = peft_model.get_base_model().layer
+    x = normal(2, 6)
+    shared = peft_model(x)
+    q, steps = patients(2)
+    with pytest.raises(KeyError), patient.adapt(q, steps):
+        raise KeyError
+    assert "forward" not in layer.__dict__ and torch.equal(peft_model(x), shared)
+
+    with patient.adapt(q, steps):
+        outer = peft_model(x)
+        with pytest.raises(KeyError), patient.adapt(q.flip(0), steps.flip(0)):
+            assert not torch.allclose(peft_model(x), outer)
+            raise KeyError
+        assert torch.equal(peft_model(x), outer)
+    assert "forward" not in layer.__dict__ and torch.equal(peft_model(x), shared)
+
+
+def test_gradients_flow_where_the_context_was_opened_without_them():
+    peft_model, patient = one_layer()
+    x, (q, steps) = normal(2, 6), patients(2)
+    with torch.no_grad(), patient.adapt(q, steps):
+        quiet = peft_model(x)
+        with torch.enable_grad():
+            peft_model(x).sum().backward()
+    assert torch.isfinite(quiet).all() and patient.projection.weight.grad.abs().max() > 0
+
+
+def test_bfloat16_autocast_is_close_to_float32_and_keeps_float32_gradients():
+    peft_model, patient = adapted(One(32, 16), ["layer"])
+    shake(peft_model)
+    shake(patient)
+    x, (q, steps) = normal(4, 10, 32).float(), patients(2)
+    with patient.adapt(q.float(), steps):
+        full = peft_model(x)
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad), patient.adapt(q, steps):
+            with torch.autocast("cpu", torch.bfloat16):
+                half = peft_model(x)
+            assert half.dtype == torch.bfloat16
+            torch.testing.assert_close(half.float(), full, rtol=0.03, atol=0.03 * float(full.detach().abs().max()))
+            torch.testing.assert_close(peft_model(x), full)  # the same context outside of autocast
+            if grad:
+                half.float().sum().backward()
+    for parameter in [*shared_parameters(peft_model).values(), *patient.parameters()]:
+        assert parameter.grad.dtype == torch.float32 and torch.isfinite(parameter.grad).all()
+
+
+def test_models_that_the_pass_cannot_adapt_are_refused_by_layer():
+    from peft import LoraConfig, get_peft_model
+
+    for layer, changes, message in (
+        (nn.Linear(4, 4), {"lora_dropout": 0.1}, "layer 0 has LoRA with dropout"),
+        (nn.Linear(4, 4), {"use_dora": True}, "layer 0 has LoRA with dropout, bias or a variant"),
+        (nn.Linear(4, 4), {"lora_bias": True}, "layer 0 has LoRA with dropout, bias or a variant"),
+        (nn.Conv2d(4, 4, 1), {}, "layer 0 is .*Conv2d"),
+    ):
+        peft_model = get_peft_model(nn.Sequential(layer), LoraConfig(target_modules=["0"], **changes))
+        with pytest.raises(ConfigError, match=message):
+            PatientLoRA(peft_model, PatientConfig(), time_steps=3, seed=0)
+    peft_model, patient = one_layer()
+    peft_model.merge_adapter()
+    with pytest.raises(ConfigError, match="layer layer: the shared LoRA is merged"), patient.adapt(*patients(2)):
+        raise AssertionError("must not be entered")
+    peft_model.unmerge_adapter()
+    with patient.adapt(*patients(2)):
+        peft_model(normal(2, 6))

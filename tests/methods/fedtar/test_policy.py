@@ -1,20 +1,17 @@
-import math
+"""The alphas: their policy, and the hypergradient against autograd, the recursion and whole rounds run again."""
 
+import math
+from itertools import pairwise
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from safetensors.torch import load, save
 
 from fedtar_flare.core.errors import ExchangeError
 from fedtar_flare.methods.fedtar.config import AlphaConfig
-from fedtar_flare.methods.fedtar.policy import (
-    ALPHA_FLOOR,
-    AlphaPolicy,
-    OuterOptimizer,
-    hypergradient,
-    pool_t_numbers,
-)
+from fedtar_flare.methods.fedtar.policy import ALPHA_FLOOR, AlphaPolicy, RetainedShares, hypergradient
 from fedtar_flare.methods.fedtar.release import t_numbers
 
 forms = st.sampled_from(("softmax", "sigmoid"))
@@ -134,48 +131,12 @@ def test_a_step_with_hardly_any_alpha_gets_no_gradient():
     assert slope.tolist() == pytest.approx([0.75 / 0.5, 0, 4, 0], rel=1e-15)
 
 
-def test_pooled_numbers_are_those_of_the_pooled_loss():
-    rounds = {"site-b": Round([True, True, False], 1), "site-a": Round([True, True, False], 2)}
-    reports = {"site-a": 3, "site-b": 5}
-    shared = rounds["site-a"]
-    for other in rounds.values():
-        other.w0, other.means = shared.w0, shared.means  # the same broadcasts, another validation loss
-    policy = moved(AlphaPolicy(3, AlphaConfig(alpha_form="sigmoid"), embedding_dim=4), 0)
-    alphas = policy.alphas()
-    pooled = pool_t_numbers({s: r.t_numbers(alphas.detach()) for s, r in rounds.items()}, reports)
-    slope = hypergradient(pooled, alphas, torch.tensor(shared.taken))
-    loss = sum(reports[s] / 8 * r.loss(shared.broadcasts(alphas)[-1]) for s, r in rounds.items())
-    expected = torch.autograd.grad(loss, tuple(policy.parameters()), retain_graph=True)
-    ours = torch.autograd.grad(alphas, tuple(policy.parameters()), slope)
-    for a, b in zip(ours, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
-
-
 def test_t_numbers_take_the_difference_of_float32_broadcasts_in_float64():
     generator = torch.Generator().manual_seed(0)
     before, after, gradient = ({"x": torch.randn(1000, generator=generator) * size} for size in (1.0, 1e-4, 1.0))
     terms = zip(gradient["x"].tolist(), before["x"].tolist(), after["x"].tolist(), strict=True)
     exact = math.fsum(g * (b - a) for g, a, b in terms)
     assert t_numbers(gradient, [before, after]) == [pytest.approx(exact, rel=1e-12)]
-
-
-@pytest.mark.parametrize("after", [0, 1, 4])
-def test_the_state_goes_through_a_file_and_the_next_steps_are_the_same_to_the_bit(after):
-    generator = torch.Generator().manual_seed(1)
-    slopes = torch.randn(8, 3, generator=generator, dtype=torch.float64)
-    policy = AlphaPolicy(3, AlphaConfig(), seed=2)
-    outer = OuterOptimizer(policy, eta=3e-2)
-    for slope in slopes[:after]:
-        outer.step(slope)
-    resumed = AlphaPolicy(3, AlphaConfig(), seed=7)
-    again = OuterOptimizer(resumed, eta=3e-2)
-    again.load_state(load(save(outer.state())))
-    for slope in slopes[after:]:
-        gradient = torch.autograd.grad(policy.alphas(), tuple(policy.parameters()), slope)
-        norm = outer.step(slope)
-        assert norm == again.step(slope) == pytest.approx(float(torch.cat([g.flatten() for g in gradient]).norm()))
-        assert torch.equal(policy.alphas(), resumed.alphas())
-    assert all(torch.equal(value, again.state()[name]) for name, value in outer.state().items())
 
 
 def test_t_numbers_that_are_not_finite_are_refused_by_tensor_and_step():
@@ -186,3 +147,97 @@ def test_t_numbers_that_are_not_finite_are_refused_by_tensor_and_step():
     ):
         with pytest.raises(ExchangeError, match=words):
             t_numbers(gradient, path)
+
+
+DIM, K, T, ROUNDS, ALPHA = 40, 3, 4, 4, 0.6
+
+
+class Federation:
+    """Sites that descend on quadratics of a curvature of their own, several steps a task; validation is another one."""
+
+    def __init__(self, seed, spread, noise, steps):
+        rng = np.random.default_rng(seed)
+        self.seed, self.noise, self.steps = seed, noise, steps
+        self.curvature = np.exp(rng.uniform(-spread, spread, (K, T, DIM)))
+        self.goals = rng.normal(size=DIM) + 0.5 * rng.normal(size=(K, T, DIM))
+        self.visits = rng.integers(5, 20, (K, T))
+        self.target = self.goals.mean((0, 1)) + 0.2 * rng.normal(size=DIM)
+
+    def mean_update(self, w, t, r):
+        total = 0
+        for k in range(K):
+            v = w.copy()
+            for step in range(self.steps[t]):
+                chance = np.random.default_rng([self.seed, k, t, r, step]).normal(size=DIM)
+                v = v - 0.1 * (self.curvature[k, t] * (v - self.goals[k, t]) + self.noise * chance)
+            total = total + self.visits[k, t] / self.visits[:, t].sum() * (v - w)
+        return total
+
+    def walk(self, w, alphas, r):
+        path, updates = [w], []
+        for t in range(T):
+            updates.append(self.mean_update(path[-1], t, r))
+            path.append(path[-1] + alphas[t] * updates[-1])
+        return path, updates
+
+    def loss(self, w):
+        return 0.5 * ((w - self.target) ** 2).sum()
+
+
+def tensors(vector):
+    return {"a": torch.from_numpy(vector[:10].reshape(2, 5)), "b": torch.from_numpy(vector[10:])}
+
+
+SETTINGS = {
+    "alike": {"spread": 0.0, "noise": 0.0, "steps": [6, 6, 6, 6]},
+    "steps of unlike length": {"spread": 0.0, "noise": 0.0, "steps": [3, 9, 5, 7]},
+    "unlike curvatures": {"spread": 0.5, "noise": 0.0, "steps": [6, 6, 6, 6]},
+    "noise": {"spread": 0.3, "noise": 0.2, "steps": [5, 8, 5, 8]},
+}
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", SETTINGS)
+def test_corrected_is_within_a_tenth_of_whole_rounds_run_again(name, seed):
+    federation, retained, w, starts = Federation(seed, **SETTINGS[name]), RetainedShares(), np.zeros(DIM), []
+    alphas = np.full(T, ALPHA)
+    for r in range(ROUNDS):
+        path, updates = federation.walk(w, alphas, r)
+        for t in range(T):
+            retained.add(t + 1, tensors(path[t]), tensors(updates[t]))
+        starts.append((path, updates))
+        start, w = w, path[-1]
+    again = []
+    for e in 1e-4 * np.eye(T):
+        losses = [federation.loss(federation.walk(start, alphas + sign * e, r)[0][-1]) for sign in (1, -1)]
+        again.append((losses[0] - losses[1]) / 2e-4)
+
+    numbers = torch.tensor(t_numbers(tensors(w - federation.target), [tensors(v) for v in path]))
+    given = numbers, torch.from_numpy(alphas), torch.ones(T, dtype=torch.bool)
+    first, corrected = hypergradient(*given).numpy(), hypergradient(*given, retained.shares(T)).numpy()
+    largest = np.abs(again).max()
+    assert np.abs(corrected - again).max() <= 0.1 * largest
+    assert again[T - 1] == pytest.approx(first[T - 1], abs=1e-3 * largest), "no step comes after the last one"
+    assert np.abs(first - again).max() > 1.5 * np.abs(corrected - again).max()
+
+    # rho once more, as a regression through the origin of all rounds' changes
+    for t in range(T):
+        moves = np.concatenate([b[0][t] - a[0][t] for a, b in pairwise(starts)])
+        changes = np.concatenate([b[1][t] - a[1][t] for a, b in pairwise(starts)])
+        slope = np.linalg.lstsq(moves[:, None], changes, rcond=None)[0][0]
+        assert retained.shares(T)[t] == pytest.approx(1 + slope, abs=1e-5)
+    if name == "alike":
+        assert retained.shares(T) == pytest.approx([0.9**6] * T, abs=1e-5), "gradient descent keeps .9 a step"
+        assert np.abs(again[0] / first[0]) > 4 and np.abs(again[1] / first[1]) > 2, "the first order is far off"
+
+
+def test_without_a_move_the_share_is_the_papers_and_it_stays_within_bounds():
+    retained, w = RetainedShares(), {"x": torch.zeros(2)}
+    assert retained.shares(3) == [0, 0, 0]
+    for value in (1.0, 1.0, 1.0):
+        retained.add(1, w, {"x": torch.full((2,), value)})
+    retained.add(2, w, {"x": torch.ones(2)})
+    retained.add(2, {"x": torch.ones(2)}, {"x": torch.full((2,), 3.0)})  # farther, the more it moved
+    retained.add(3, w, {"x": torch.ones(2)})
+    retained.add(3, {"x": torch.ones(2)}, {"x": torch.full((2,), -3.0)})  # overshoots
+    assert retained.shares(3) == [0, 1, 0]

@@ -9,7 +9,6 @@ from learners import MODEL
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from fedtar_flare import MethodRecipe
 from fedtar_flare.core.errors import ConfigError, ExchangeError
 from fedtar_flare.core.settings import matches
 from fedtar_flare.learning.comparison import NONE, stated_changes
@@ -18,7 +17,7 @@ from fedtar_flare.learning.site_diagnosis import OWN_RATE, SHARED_RATE, Diagnosi
 from fedtar_flare.methods.fedtar.config import PatientConfig
 from fedtar_flare.methods.fedtar.learner import PatientLearner
 from fedtar_flare.methods.fedtar.method import CONTRACT
-from fedtar_flare.models.config import CVT_TARGETS, preset
+from fedtar_flare.models.config import CVT_TARGETS
 from fedtar_flare.models.report_generator import report_loss
 from fedtar_flare.protocol.contract import HEAD_NAMES
 from fedtar_flare.protocol.messages import version
@@ -95,45 +94,6 @@ def test_in_training_the_prompts_are_what_the_report_says(learner_of):
     learner.findings.losses(samples, learner.encoded(samples, images)).sum().backward()
     moved = {name for name, p in learner.model.named_parameters() if p.grad is not None and p.grad.any()}
     assert moved and all(".diagnosis.head." in name for name in moved)
-
-
-@pytest.mark.slow
-def test_a_report_that_is_searched_for_again_is_written_with_its_own_patient_s_adapter(learner_of):
-    learner = learner_of(diagnosis=PROMPTED.replace(candidates=4))
-    assert learner.generator.choice.candidates == 4
-    with torch.no_grad():  # so that each patient's adapter is another, and acts
-        for parameter in learner.patient.parameters():
-            parameter.normal_(0, 0.5, generator=torch.Generator().manual_seed(1))
-    samples = learner.cohort.samples("train")[:6]
-    plain = learner_of(diagnosis=PROMPTED)
-    plain.load_private(learner.private())
-    first = plain.generate(samples, plain.images(samples))
-    odd = {text: number % 2 for number, text in enumerate(first)}  # every other report does not say what was read
-    learner.generator.choice = SimpleNamespace(
-        candidates=4,
-        prompted_findings=lambda seen: [0] * len(seen.tokens),
-        count_differences=lambda text, prompted: odd.get(text, -len(text)),
-        complete=lambda text, prompted: text,
-    )
-    assert len(odd) == len(samples)
-    together = learner.generate(samples, learner.images(samples))
-    apart = [learner.generate([sample], learner.images([sample]))[0] for sample in samples]
-    assert together == apart
-    assert [a == b for a, b in zip(together, first, strict=True)] == [True, False] * 3
-
-
-def test_a_completed_report_states_all_that_the_head_reads_and_what_it_stated(learner_of):
-    learner = learner_of(preset("small", max_length=128), enabled=False, diagnosis=PROMPTED.replace(complete=True))
-    with torch.no_grad():  # so that it reads a finding of which the decoder has no words
-        learner.generator.diagnosis.head.bias[-2, 0] += 99.0
-    samples = learner.cohort.samples("test")
-    images = learner.images(samples)
-    texts = learner.generate(samples, images)
-    read = learner.generator.diagnosis.read(learner.encoded(samples, images)).levels > 0
-    learner.generator.choice = None
-    before = torch.tensor([READER.levels(text) for text in learner.generate(samples, images)]) > 0
-    stated = torch.tensor([READER.levels(text) for text in texts]) > 0
-    assert read[:, -2].all() and (stated >= read).all() and (stated >= before).all()
 
 
 @pytest.mark.parametrize(
@@ -252,24 +212,6 @@ def test_left_to_the_data_synthetic_data_alone_is_labelled_and_its_head_shared(s
             assert strategy.settings.given.diagnosis.on
 
 
-@pytest.mark.parametrize("method", ["fedtar", "fedavg_patient", "local_patient"])
-@pytest.mark.parametrize(
-    ("source", "given", "prior"),
-    [("synthetic", {}, "report+image"), ("manifest", {}, "none"), ("manifest", {"prior": "report"}, "report"),
-     ("synthetic", {"prior": "none"}, "none")],
-)  # fmt: skip
-def test_the_small_preset_shows_the_visit_before_where_a_head_compares_the_two(method, source, given, prior):
-    """A decoder reads it by itself only where the job says so: the shipped one has not learnt to."""
-    strategy = MethodRecipe(method, data=given).executor.strategy.at(source, None)
-    timeline = strategy.settings.data.timeline(3)
-    assert timeline.prior == strategy.settings.data.prior == prior
-
-
-def test_a_method_without_a_head_leaves_nothing_to_it():
-    with pytest.raises(ConfigError, match="'auto' is not one of none, report"):
-        MethodRecipe("fedavg", data={"prior": "auto"})
-
-
 def test_a_trained_head_leaves_only_where_the_site_s_guard_names_it(hospital):
     site, _, w = hospital(diagnosis={"labeler": "synthetic", "shared": True})
     reply, update = site.train(w, 1, 1)
@@ -280,3 +222,28 @@ def test_a_trained_head_leaves_only_where_the_site_s_guard_names_it(hospital):
     with pytest.raises(ExchangeError, match=r"diagnosis\.head\.\w+.*not allowed to leave.*extra_names"):
         OutboundGuard(["fedtar"])._check(message, "train", asked, "site-1")
     OutboundGuard(["fedtar"], extra_names=[HEAD_NAMES])._check(message, "train", asked, "site-1")
+
+
+@pytest.mark.slow
+def test_a_report_that_is_searched_for_again_is_written_with_its_own_patient_s_adapter(learner_of):
+    learner = learner_of(diagnosis=PROMPTED.replace(candidates=4))
+    assert learner.generator.choice.candidates == 4
+    with torch.no_grad():  # so that each patient's adapter is another, and acts
+        for parameter in learner.patient.parameters():
+            parameter.normal_(0, 0.5, generator=torch.Generator().manual_seed(1))
+    samples = learner.cohort.samples("train")[:6]
+    plain = learner_of(diagnosis=PROMPTED)
+    plain.load_private(learner.private())
+    first = plain.generate(samples, plain.images(samples))
+    odd = {text: number % 2 for number, text in enumerate(first)}  # every other report does not say what was read
+    learner.generator.choice = SimpleNamespace(
+        candidates=4,
+        prompted_findings=lambda seen: [0] * len(seen.tokens),
+        count_differences=lambda text, prompted: odd.get(text, -len(text)),
+        complete=lambda text, prompted: text,
+    )
+    assert len(odd) == len(samples)
+    together = learner.generate(samples, learner.images(samples))
+    apart = [learner.generate([sample], learner.images([sample]))[0] for sample in samples]
+    assert together == apart
+    assert [a == b for a, b in zip(together, first, strict=True)] == [True, False] * 3
