@@ -331,7 +331,7 @@ def test_a_limit_ends_with_its_block(monkeypatch):
 
 
 def test_one_hostile_study_among_good_ones(tmp_path):
-    images = [mk.nifti_header((32767, 32767, 300))(tmp_path), mk.zeros(2 << 20)(tmp_path), tmp_path / "good"]
+    images = [mk.nifti_header((32767, 32767, 300))(tmp_path), mk.zeros(1 << 16)(tmp_path), tmp_path / "good"]
     write_series(images[2], chest(size=(64, 64)))
     visits = [Visit("P", f"v{n}", datetime(2020, 1, n + 1), image, "Clear.", "ct") for n, image in enumerate(images)]
     config = Size(16, 4)
