@@ -45,7 +45,7 @@ def hospitals(place):
 def results(place, hospitals):
     """One run on them, through their site files: in this process, laid out as FLARE's simulator leaves it."""
     data = {"alignment": "period", "periods": ["2019-04-01"]}
-    small = {"model": {"max_length": 24, "num_beams": 1}, "training": {"local_steps": 2}}
+    small = {"model": {"max_length": 16, "num_beams": 1}, "training": {"local_steps": 2}}
     recipe = FedTARRecipe(preset="tiny", num_rounds=1, time_steps=2, data=data, **small)
     recipe.export(str(place / "job"))
     folder = place / "ws" / "fedtar" / "server" / "simulate_job"
