@@ -133,13 +133,8 @@ def methods(arguments: argparse.Namespace) -> None:
     from fedtar_flare.registry import method, names
 
     installed = [
-        {
-            "name": name,
-            "title": method(name).contract.title,
-            "package": package_of("method", name),
-            "paper": method(name).paper,
-        }
-        for name in names()
+        {"name": name, "title": kind.contract.title, "package": package_of("method", name), "paper": kind.paper}
+        for name, kind in zip(names(), map(method, names()), strict=True)
     ]
     lines = ("{name:<16} {title:<52} {package:<20} {paper}".format(**kind).rstrip() for kind in installed)
     show(arguments, installed, *lines)
@@ -363,9 +358,8 @@ def _recipe(arguments: argparse.Namespace, at_once: bool = False, **more: Any) -
     from fedtar_flare.runtime.recipe import MethodRecipe
 
     definition = method(arguments.method)
-    settings: dict[str, Any] = {}
-    if arguments.settings:
-        settings = read_yaml(arguments.settings, "'name: value' lines, arguments of the recipe")
+    file = arguments.settings
+    settings: dict[str, Any] = read_yaml(file, "'name: value' lines, arguments of the recipe") if file else {}
     chosen = {option: value for option, value in vars(arguments).items() if value is not None}
     settings |= {name: chosen[option] for option, name in _OF_RECIPE.items() if option in chosen}
     for option, (group, name) in _OF_GROUPS.items():
@@ -378,7 +372,7 @@ def _recipe(arguments: argparse.Namespace, at_once: bool = False, **more: Any) -
     try:
         return MethodRecipe(definition.name, **{**settings, **more})
     except TypeError as error:
-        raise ConfigError(f"{arguments.settings or 'the job'}: {error}") from error
+        raise ConfigError(f"{file or 'the job'}: {error}") from error
 
 
 def _whole(name: str, value: Any) -> Any:

@@ -18,8 +18,7 @@ GROUPS = {
     "a site's data": ("init", "data"),
     "a site in a federation": ("doctor", "site", "audit", "health"),
     "admin of a federation": ("status", "watch", "resume", "continue", "forget", "release"),
-}
-"""Commands as the help shows them."""
+}  # commands as the help shows them
 
 EXAMPLES = """\
 examples:

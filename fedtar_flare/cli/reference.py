@@ -93,17 +93,11 @@ def init(arguments: argparse.Namespace) -> None:
 
     It belongs into the kit as local/fedtar.yaml, or into the folder of FEDTAR_SITES as <site>.yaml.
     """
-    if arguments.out.exists():
-        raise ConfigError(f"{arguments.out} is there already; name another file with --out")
-    write_text(arguments.out, site_file_text(), PRIVATE)
-    print(f"{arguments.out}: enter 'source' and 'path', then: fedtar data check {arguments.out}")
-
-
-def site_file_text() -> str:
-    """A site file with every key, commented out but for the source and its path."""
     from fedtar_flare.core.settings import Settings
     from fedtar_flare.site.site_file import NO_KEYS, SiteConfig
 
+    if arguments.out.exists():
+        raise ConfigError(f"{arguments.out} is there already; name another file with --out")
     given, parts = {"source": "manifest", "path": "manifest.csv"}, [ABOUT]
     for row in rows(SiteConfig):
         kind = SiteConfig.model_fields[row.name].annotation
@@ -115,7 +109,8 @@ def site_file_text() -> str:
             line = line.removeprefix("#").replace("#  approval", "  approval")
         if row.name not in NO_KEYS:
             parts.append(f"{_comment(row)}{line}\n")
-    return "\n".join([*parts, "..."]) + "\n"
+    write_text(arguments.out, "\n".join([*parts, "..."]) + "\n", PRIVATE)
+    print(f"{arguments.out}: enter 'source' and 'path', then: fedtar data check {arguments.out}")
 
 
 def _comment(row: Row, indent: str = "") -> str:

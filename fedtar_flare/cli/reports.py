@@ -59,7 +59,6 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--labeler", help=f"{which} (default chexpert-rules)")
     command.add_argument("--against", type=Path, help="state of another run on the same reports, to compare with")
     command.add_argument("--drawn", choices=("patients", "studies"), default="patients", help="what --against draws")
-    command.add_argument("--doubts", action="store_true", help="what a report doubts counts as positive too")
     command.add_argument("--round", type=int, help="default: the last one that was scored")
     command.add_argument("--shared", action="store_true", help="reports of the shared adapter alone")
 
@@ -128,7 +127,10 @@ def generate(arguments: argparse.Namespace) -> None:
     if arguments.stow and arguments.format != "sr":
         raise ConfigError("--stow stores a DICOM SR: choose --format sr")
     priors = given(arguments, "prior_image", "prior_lateral", "prior_days")
-    priors |= {"prior_report": [_text_of(path) for path in arguments.prior_report]}
+    texts = ["\n".join(read_lines(path, "the previous report")).strip() for path in arguments.prior_report]
+    if not all(texts):
+        raise ConfigError(f"{arguments.prior_report[texts.index('')]}: the previous report is empty")
+    priors["prior_report"] = texts
     if len({len(values) for values in priors.values() if values}) > 1:
         raise ConfigError("--prior-image, --prior-report and the like: each as often as the others, or not at all")
     prior: dict[str, Any] = {}
@@ -159,12 +161,6 @@ def generate(arguments: argparse.Namespace) -> None:
     print(f"{arguments.out}: {DISCLAIMER}", file=sys.stderr)
 
 
-def _text_of(path: Path) -> str:
-    if not (text := "\n".join(read_lines(path, "the previous report")).strip()):
-        raise ConfigError(f"{path}: the previous report is empty")
-    return text
-
-
 def score(arguments: argparse.Namespace) -> None:
     """Score drafts of any system (--drafts, --reports) by the scores that need no model, with 95 % intervals and, of
     two files, paired tests; --out writes a page. Or, of a STATE, write the pairs of draft and reference (--export), or
@@ -183,21 +179,19 @@ def score(arguments: argparse.Namespace) -> None:
         rows = report_texts(arguments.state, arguments.round, personal=not arguments.shared)
         file = export_pairs(arguments.state, rows, arguments.export, arguments.visit_ids)
         return show(arguments, {"pairs": str(file)}, f"{file}: {len(rows)} patients' reports and drafts, to be guarded")
-    from fedtar_flare.metrics.agreement import CERTAIN, CERTAIN_OR_NOT, label_counts
+    from fedtar_flare.metrics.agreement import label_counts
     from fedtar_flare.metrics.labeler import classes_of
 
     name, rows = _labelled(arguments, arguments.state)
-    positive = "stated or doubted" if arguments.doubts else "stated"
-    kinds = CERTAIN_OR_NOT if arguments.doubts else CERTAIN
-    counts = label_counts(classes_of(name), [row["labels"][name] for row in rows], kinds)
+    counts = label_counts(classes_of(name), [row["labels"][name] for row in rows])
     averages, classes = counts.averages(), counts.of_classes()
-    lines = [f"{len(rows)} reports, {name}, positive: {positive}"]
+    lines = [f"{len(rows)} reports, {name}"]
     lines += [f"{'':<34}{'precision':>10}{'recall':>8}{'F1':>8}{'n':>7}"]
     every: list[tuple[str, Any]] = [*averages.items(), *classes.items()]
     for title, scores in every:
         values = ["-" if (value := scores[key]) is None else f"{value:.3f}" for key in ("precision", "recall", "f1")]
         lines.append(f"{title:<34}{values[0]:>10}{values[1]:>8}{values[2]:>8}{scores.get('n', ''):>7}")
-    data = {"reports": len(rows), "positive": positive, "averages": averages, "classes": classes}
+    data = {"reports": len(rows), "averages": averages, "classes": classes}
     if arguments.against:
         from fedtar_flare.suite.results import compare_scores
         from fedtar_flare.suite.tables import metric_table
@@ -313,16 +307,12 @@ def warmstart(arguments: argparse.Namespace) -> None:
     settings = grouped(arguments.set, ("model", "data"))
     data = build(DataConfig, settings.get("data"), "--set data")
     images = tuple((cohort, cache_folder(config) / "prepared") for cohort, config in sites)
-    about = warm_start(
-        preset(arguments.preset, **{"seed": arguments.seed, **settings.get("model", {})}),
-        Corpus(images, read_texts(arguments.texts) if arguments.texts else ()),
-        PretrainingConfig(**given(arguments, "steps", "batch_size", "lr", "seed")),
-        arguments.out,
-        transforms=data.transforms,
-        device=choose_device(arguments.device, "float32")[0],
-        say=lambda line: print(line, file=sys.stderr, flush=True),
-        **given(arguments, "train", "vocabulary"),
-    )
+    model = preset(arguments.preset, **{"seed": arguments.seed, **settings.get("model", {})})
+    corpus = Corpus(images, read_texts(arguments.texts) if arguments.texts else ())
+    config = PretrainingConfig(**given(arguments, "steps", "batch_size", "lr", "seed"))
+    how = given(arguments, "train", "vocabulary") | {"device": choose_device(arguments.device, "float32")[0]}
+    how |= {"transforms": data.transforms, "say": lambda line: print(line, file=sys.stderr, flush=True)}
+    about = warm_start(model, corpus, config, arguments.out, **how)
     weights = arguments.out / "model.safetensors"
     lines = [f"validation studies: {name} {value:.3f}" for name, value in about["validation"].items()]
     show(arguments, {"weights": str(weights), **about}, *lines, f"Use it: --set model.weights={weights}")

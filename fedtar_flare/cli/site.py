@@ -338,27 +338,23 @@ def audit(arguments: argparse.Namespace) -> int:
     entries = read_audit(files)
     sums = totals(entries)
     listed = arguments.messages or arguments.tensors
-    lines = [*_audit_lines(entries, arguments.tensors), ""] if listed else []
+    rows = columns([HEAD, *map(_audit_row, entries)]) if listed else []
+    lines = []
+    for line, entry in zip(rows, [{}, *entries] if listed else (), strict=True):
+        lines.append(line)
+        for t in entry.get("tensors") or [] if arguments.tensors else []:
+            shape = "x".join(map(str, t["shape"])) or "1"
+            size = f"{t['dtype'].removeprefix('torch.')}  {t['bytes']} bytes  norm {t['norm']:.4g}"
+            group = t.get("group") or "no group of the contract"
+            personal = "  PERSONAL DATA" if t.get("personal") else ""
+            lines.append(f"    {plain(t['name'])}  {shape}  {size}  {group}{personal}")
+    lines += [""] * listed
     for total in sums:
         left = f"{total['messages']} messages ({total['refused']} refused, {total['errors']} errors)"
         size = f"{total['tensors']} tensors, {total['bytes'] / 1e6:.3f} MB"
         lines.append(f"{total['site']}, job {total['job']}, run {total['run']}: {left}, {size}; last {total['last']}")
     show(arguments, {"entries": entries, "totals": sums}, *lines)
     return 0
-
-
-def _audit_lines(entries: list[dict[str, Any]], with_tensors: bool) -> list[str]:
-    """The table of all messages, on request each with its tensors below."""
-    lines = []
-    for line, entry in zip(columns([HEAD, *map(_audit_row, entries)]), [{}, *entries], strict=True):
-        lines.append(line)
-        for t in entry.get("tensors") or [] if with_tensors else []:
-            shape = "x".join(map(str, t["shape"])) or "1"
-            size = f"{t['dtype'].removeprefix('torch.')}  {t['bytes']} bytes  norm {t['norm']:.4g}"
-            group = t.get("group") or "no group of the contract"
-            personal = "  PERSONAL DATA" if t.get("personal") else ""
-            lines.append(f"    {plain(t['name'])}  {shape}  {size}  {group}{personal}")
-    return lines
 
 
 def _audit_row(entry: dict[str, Any]) -> tuple[str, ...]:

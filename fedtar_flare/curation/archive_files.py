@@ -143,13 +143,6 @@ def _others(dataset: Any) -> Iterator[Identifier]:
         yield Identifier(text_of(item, "PatientID"), issuer_of(item, "PatientID"))
 
 
-def _rejects(dataset: Any) -> Iterator[str]:
-    """UIDs of the instances that a key object rejects, by its evidence or its content."""
-    titles = {first(title, "CodeValue") for title in dataset.get("ConceptNameCodeSequence") or ()}
-    if first(dataset, "Modality") == "KO" and titles & REJECTIONS:
-        yield from (str(item.value) for item in dataset.iterall() if item.keyword == "ReferencedSOPInstanceUID")
-
-
 def _file(header: Any) -> File:
     from fedtar_flare.imaging.readers.dicom_slices import CAPTURES, LOCALIZERS, SECONDARY_CAPTURE
     from fedtar_flare.imaging.readers.pictures import view_of
@@ -158,7 +151,12 @@ def _file(header: Any) -> File:
     with decoding(f"{header.source.name}: its identifiers or references cannot be read", "bad-header"):
         patient = Identifier(text_of(dataset, "PatientID"), issuer_of(dataset, "PatientID"))
         order = Identifier(text_of(dataset, "AccessionNumber"), issuer_of(dataset))
-        others, rejects = frozenset(_others(dataset)), frozenset(_rejects(dataset))
+        others = frozenset(_others(dataset))
+        rejects = frozenset[str]()
+        titles = {first(title, "CodeValue") for title in dataset.get("ConceptNameCodeSequence") or ()}
+        if first(dataset, "Modality") == "KO" and titles & REJECTIONS:  # by its evidence or its content
+            references = (item for item in dataset.iterall() if item.keyword == "ReferencedSOPInstanceUID")
+            rejects = frozenset(str(item.value) for item in references)
     modality, image_type = first(dataset, "Modality"), set(words(dataset, "ImageType"))
     if not header.has_pixels:
         kind = "no-pixel-data"

@@ -26,8 +26,7 @@ from fedtar_flare.imaging.readers.dicom_tags import text
 DOCUMENTS = ("1.2.840.10008.5.1.4.1.1.88.", "1.2.840.10008.5.1.4.1.1.104.")
 """Of all SRs, and of encapsulated PDF and CDA; the two of text are read."""
 TEXT_SR = ("1.2.840.10008.5.1.4.1.1.88.11", "1.2.840.10008.5.1.4.1.1.88.22")
-STATUS = {"COMPLETE VERIFIED FINAL": FINAL}
-"""Of completion, verification and preliminary flag."""
+STATUS = {"COMPLETE VERIFIED FINAL": FINAL}  # of completion, verification and preliminary flag
 FLAGS = {"COMPLETE", "PARTIAL", "VERIFIED", "UNVERIFIED", "FINAL", "PRELIMINARY"}
 TITLES = {name for c in codes.cid7000.concepts.values() for name in (f"{c.scheme_designator} {c.value}", c.meaning)}
 HEADINGS = {code.meaning.lower() for code in codes.cid7001.concepts.values()}

@@ -26,8 +26,7 @@ IMAGING = {"RAD", "CT", "CUS", "NMR", "NMS", "OUS", "RUS", "RX", "VUS", "XRC"}
 """Sections of HL7's table 0074; other sections may use the same accession numbers."""
 POINTER = re.compile(
     r"(?i)attach|enclosed|\b(pdf|document|anhang|anlage|beilage|jointe|adjunt[oa]|allegato|bijlage)\b|附|添付|첨부"
-)
-"""In a few words beside a file: the report may be in the file alone."""
+)  # in a few words beside a file: the report may be in the file alone
 _PARTS = r"(?:-?(\d\d)(?:-?(\d\d)(?:[T ]?(\d\d)(?::?(\d\d)(?::?(\d\d)([.,]\d+)?)?)?)?)?)?"
 _TIME = re.compile(rf"(\d{{4}}){_PARTS}(Z|[+-]\d\d:?\d\d)?", re.ASCII)
 
@@ -133,9 +132,7 @@ def one_identity(identifiers: Iterable[Identifier]) -> bool:
 
 def fullest(identifiers: Iterable[Identifier]) -> Identifier:
     """Of identifiers that may be one the one that states most."""
-    return max(
-        identifiers, default=NOBODY, key=lambda identifier: (bool(identifier.value), len(identifier.issuer), identifier)
-    )
+    return max(identifiers, default=NOBODY, key=lambda known: (bool(known.value), len(known.issuer), known))
 
 
 def studies_of(pairs: Iterable[tuple[Identifier, str]]) -> dict[str, Any]:
@@ -168,7 +165,10 @@ def decide(documents: Iterable[Document]) -> tuple[list[dict[str, str]], list[Da
     """
     problems: list[DataError] = []
     candidates: list[Document] = []  # in force, or withdrawn from a known study
-    for versions in _by_report(list(documents)):
+    holders: dict[tuple[str, ...], int] = {}
+    every = list(documents)
+    names = [(name, n) for n, document in enumerate(every) for name in document.names if name[1]]
+    for versions in _linked(every, ((holders.setdefault(name, n), n) for name, n in names)):  # those that share a name
         last = _newest(versions)
         current = {id(version) for version in last}
         problems += [_left_out(version, "superseded") for version in versions if id(version) not in current]
@@ -221,13 +221,6 @@ def _linked(items: Sequence[T], pairs: Iterable[tuple[int, int]]) -> list[list[T
     for n, item in enumerate(items):
         groups[first(n)].append(item)
     return list(groups.values())
-
-
-def _by_report(documents: Sequence[Document]) -> list[list[Document]]:
-    """Versions of one report together: those that share a name."""
-    holders: dict[tuple[str, ...], int] = {}
-    names = ((name, n) for n, document in enumerate(documents) for name in document.names if name[1])
-    return _linked(documents, ((holders.setdefault(name, n), n) for name, n in names))
 
 
 def _times(document: Document) -> list[tuple[tuple[str, bool], str]]:

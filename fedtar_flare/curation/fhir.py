@@ -29,8 +29,7 @@ from fedtar_flare.curation.documents import (
 STATUS = dict.fromkeys(("final", "amended", "corrected", "appended"), FINAL)
 STATUS |= dict.fromkeys(("cancelled", "entered-in-error"), WITHDRAWN)
 SECTIONS = IMAGING | {"LP29684-5", "18748-4", "18726-0", "394914008", "363679005"}  # LOINC's and SNOMED's radiology
-OF_ORDER = {"ACSN", "PLAC", "FILL"}
-"""Types of identifiers that several reports may share."""
+OF_ORDER = {"ACSN", "PLAC", "FILL"}  # types of identifiers that several reports may share
 FORMS = {"application/pdf": "is-pdf", "text/html": "is-html", "application/xhtml+xml": "is-html", "text/rtf": "is-rtf",
          "application/rtf": "is-rtf", "text/xml": "is-xml", "application/xml": "is-xml"}  # fmt: skip
 URL = re.compile(r"(https?://.+)/([A-Z][A-Za-z]+)/([A-Za-z0-9.-]{1,64})")
@@ -169,14 +168,12 @@ def read_fhir(paths: Iterable[Path], problems: list[DataError]) -> Iterator[Docu
             files.read_file(path)
     for where in (where for url, where in files.next.items() if url not in files.pages):
         problems.append(DataError(f"{where}: the page that follows is not among the files", reason="missing-page"))
-    yield from (_document(entry, files) for entry in files.reports)
-
-
-def _document(entry: _Entry, files: _Files) -> Document:
-    names, status = frozenset(("fhir", name) for name in entry.names), str(entry.content.get("status"))
-    document = Document(origin=entry.origin, names=names, status=STATUS.get(status, status), issued="")
-    document = understood(document, lambda: _version(entry, names))
-    return document if document.unread else understood(document, lambda: _about(entry, files, document))
+    for entry in files.reports:
+        names = frozenset(("fhir", name) for name in entry.names)
+        status = str(entry.content.get("status"))
+        document = Document(origin=entry.origin, names=names, status=STATUS.get(status, status), issued="")
+        document = understood(document, partial(_version, entry, names))
+        yield document if document.unread else understood(document, partial(_about, entry, files, document))
 
 
 def _version(entry: _Entry, names: frozenset[tuple[str, ...]]) -> dict[str, Any]:

@@ -24,10 +24,8 @@ from fedtar_flare.curation.documents import (
     understood,
 )
 
-STATUS = {"F": FINAL, "C": FINAL, "X": WITHDRAWN}
-"""Of HL7's table 0123."""
-GONE = {"D", "W", "X"}
-"""Of HL7's table 0085: results that are deleted, wrong, or cannot be had."""
+STATUS = {"F": FINAL, "C": FINAL, "X": WITHDRAWN}  # of HL7's table 0123
+GONE = {"D", "W", "X"}  # of HL7's table 0085: results that are deleted, wrong, or cannot be had
 CHARSETS = {"ASCII": "ascii", "UNICODE UTF-8": "utf-8", "GB 18030-2000": "gb18030", "BIG-5": "big5",
             "KS X 1001": "euc_kr", "ISO IR14": "shift_jisx0213", "ISO IR6": "ascii", "ISO IR87": "ascii",
             "ISO IR159": "ascii", **{f"8859/{n}": f"iso8859-{n}" for n in (*range(1, 10), 15)}}  # fmt: skip
@@ -40,8 +38,7 @@ SEGMENT_END = r"(?<![\r\n])[\r\n]+(?=[A-Z][A-Z0-9]{2}%s)"
 SEGMENTS = (
     "SFT|UAC|PID|PD1|NK1|NTE|PV1|PV2|PRT|ROL|AL1|DG1|GT1|IN1|IN2|IN3|ORC|OBR|TQ1|TQ2|CTD|OBX|FT1|CTI|SPM|SAC|IPC|"
     "BHS|BTS|FHS|FTS|Z.."
-)
-"""Of a report and a batch, and a site's own. Others, such as ADD and DSC, may go on with a text."""
+)  # of a report and a batch, and a site's own. Others, such as ADD and DSC, may go on with a text.
 ESCAPES = r"[HNFRSTE]|(?i:\.(?:br|fi|nf|ce|(?:sp|in|ti|sk) ?[+-]?\d{0,3}))"
 ACCESSION = ("IPC-1", "OBR-18", "OBR-3")
 STUDY, UIDS = re.compile("113014|110180|.*Study Instance UID"), re.compile("113014|110180|.*Instance UID")
@@ -49,8 +46,7 @@ STUDY, UIDS = re.compile("113014|110180|.*Study Instance UID"), re.compile("1130
 TEXTS = {"TX", "FT", "ST"}
 FILE = re.compile(r"(?i)(application/)?pdf|im|image|(image/)?(jpe?g|png|tiff?|gif|dicom)")
 """Type or subtype of data (HL7's tables 0191 and 0291) that are no text of a message."""
-ADDENDUM = {"ADT", "55107-7"}
-"""OBX-3 of an addendum: a suffix of HL7's own, and LOINC's code."""
+ADDENDUM = {"ADT", "55107-7"}  # OBX-3 of an addendum: a suffix of HL7's own, and LOINC's code
 NO_REPORT = "no HL7 message with ORU in MSH-9, in a character set other than UTF-16"
 
 Fields = Sequence[str]

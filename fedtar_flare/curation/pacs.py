@@ -8,7 +8,6 @@ import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -48,11 +47,6 @@ def _in_time() -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-
-
-def _next(chunks: Iterator[bytes]) -> bytes:
-    with _in_time():
-        return next(chunks, b"")
 
 
 class _Adapter(HTTPAdapter):
@@ -189,7 +183,12 @@ class Pacs:
 
         def iter_content(chunk_size: int = CHUNK, **options: Any) -> Iterator[bytes]:
             preamble, before = b"", start  # what stands before the first part is for programs that know no parts
-            for chunk in iter(partial(_next, unbounded(min(chunk_size, CHUNK), **options)), b""):
+            chunks = unbounded(min(chunk_size, CHUNK), **options)
+            while True:
+                with _in_time():
+                    chunk = next(chunks, b"")
+                if not chunk:
+                    return
                 self._left, self._end = self._left - len(chunk), (self._end + chunk)[-9:]
                 if self._left < 0:
                     response.close()

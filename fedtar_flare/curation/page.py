@@ -22,6 +22,14 @@ MOST_BARS = 12
 def data_page(check: Check) -> str:
     """Render the page of a check: one file that needs nothing else."""
     days = [round(gap) for gap in check.gaps]
+    of_images = [
+        histogram("CTs by number of slices", [s[0] for s in check.shapes], "slices", whole_numbers=True),
+        histogram("CTs by distance between slices", [s[0] for s in check.spacings], "mm"),
+        histogram("CTs by pixel size", [s[1] for s in check.spacings], "mm"),
+    ]
+    if check.modality != "ct":
+        sides = [min(shape[1:]) for shape in check.shapes]
+        of_images = [histogram(f"{check.modality.capitalize() or 'Radiograph'}s by shorter side", sides, "pixels")]
     return render(
         "data.html",
         check=check,
@@ -41,7 +49,7 @@ def data_page(check: Check) -> str:
             histogram("Visits by age", check.ages, "years"),
         ],
         of_reports=[histogram("Reports by length", check.words, "words", whole_numbers=True), *_by_year(check)],
-        of_images=_of_images(check),
+        of_images=of_images,
     )
 
 
@@ -81,17 +89,6 @@ def _by_year(check: Check) -> list[Markup]:
         points = [(float(year), n / of, f"{name}, {year}: {n} of {of} reports") for year, n, of in shares]
         lines.append(Series(name, points, index=i))
     return [Chart("Findings that reports state, by year", lines, x_label="year", y_label="share of reports").figure()]
-
-
-def _of_images(check: Check) -> list[Markup]:
-    if check.modality != "ct":
-        sides = [min(shape[1:]) for shape in check.shapes]
-        return [histogram(f"{check.modality.capitalize() or 'Radiograph'}s by shorter side", sides, "pixels")]
-    return [
-        histogram("CTs by number of slices", [s[0] for s in check.shapes], "slices", whole_numbers=True),
-        histogram("CTs by distance between slices", [s[0] for s in check.spacings], "mm"),
-        histogram("CTs by pixel size", [s[1] for s in check.spacings], "mm"),
-    ]
 
 
 def histogram(title: str, values: Sequence[float], unit: str, *, whole_numbers: bool = False) -> Markup:

@@ -71,13 +71,11 @@ class Timeline:
     time_steps: int
     alignment: str = "visit"
     """``visit``: a patient's t-th visit by date is at step t, all beyond T at step T; ``period``: calendar bins."""
-    periods: tuple[datetime, ...] = ()
-    """For ``period``, T - 1 rising dates, each in the bin that it begins."""
+    periods: tuple[datetime, ...] = ()  # for ``period``, T - 1 rising dates, each in the bin that it begins
     prior: str = "none"
     """Part of the previous visit that a sample includes. ``generated`` is the report in training and in the validation
     loss, and the model's own draft of that visit when reports are generated."""
-    priors: int = 1
-    """Number of earlier visits that a sample includes."""
+    priors: int = 1  # number of earlier visits that a sample includes
 
     def __post_init__(self) -> None:
         whole = isinstance(self.time_steps, int) and not isinstance(self.time_steps, bool)

@@ -168,21 +168,13 @@ def _lateral(visit: Visit, size: InputSize) -> Path | None:
     return visit.lateral if getattr(size, "lateral", False) else None
 
 
-def prepare_task(
-    image: Path,
-    lateral: Path | None,
-    modality: Modality,
-    size: InputSize,
-    transforms: Sequence[Spec],
-    entry: Path,
-    limits: Limits,
-) -> None:
+def prepare_task(entry: Path, limits: Limits, **study: Any) -> None:
     """Prepare one image into the cache, in a worker; raises as :func:`prepare`."""
     from fedtar_flare.imaging.limits import applied
 
     if cache.load(entry) is None:  # another site may have been first
         with applied(limits):
-            _compute(image, lateral, modality, size, transforms, entry)
+            _compute(entry=entry, **study)
 
 
 def _compute(

@@ -76,18 +76,14 @@ DETERMINISTIC: dict[str, Listed] = {
     ),
     "GaussianSmoothd": Listed("Smooth with this sigma, in voxels", {"sigma": Numbers(0.0, 5, 3)}),
     "CenterSpatialCropd": Listed("Keep the middle, in voxels", {"roi_size": Numbers(16, 4096, 3)}),
-}
-"""Applied to the image as it was read (a CT in HU), before slices are chosen."""
+}  # applied to the image as it was read (a CT in HU), before slices are chosen
 CT_ONLY = ("Orientationd", "Spacingd")  # a picture has no geometry, and would only be mirrored or stretched
 
-_AFFINE = {"rotate_range": Numbers(0.0, math.pi), "translate_range": Numbers(0.0, 512, 2)}
-_AFFINE |= dict.fromkeys(("shear_range", "scale_range"), Numbers(0.0, 0.5, 2))
+_AFFINE: dict[str, Numbers | Words] = {"rotate_range": Numbers(0.0, math.pi), "translate_range": Numbers(0.0, 512, 2)}
+_AFFINE |= {"shear_range": Numbers(0.0, 0.5, 2), "scale_range": Numbers(0.0, 0.5, 2)}
+_AFFINE |= {"mode": _BLEND, "padding_mode": _BORDER}
 RANDOM: dict[str, Listed] = {
-    "RandAffined": Listed(
-        "Turn (radians), shear, shift (pixels) and scale in plane",
-        {},
-        _PROB | _AFFINE | {"mode": _BLEND, "padding_mode": _BORDER},
-    ),
+    "RandAffined": Listed("Turn (radians), shear, shift (pixels) and scale in plane", {}, _PROB | _AFFINE),
     "RandShiftIntensityd": Listed("Shift brightness", {"offsets": _SHARE}, _PROB),
     "RandScaleIntensityd": Listed("Scale brightness", {"factors": _SHARE}, _PROB),
     "RandAdjustContrastd": Listed("Change gamma", {}, _PROB | {"gamma": Numbers(0.1, 10, 2, 2)}),
@@ -98,8 +94,7 @@ RANDOM: dict[str, Listed] = {
     "RandFlipd": Listed(
         "Mirror; left and right of a report are then wrong", {}, _PROB | {"spatial_axis": Numbers(0, 1)}
     ),
-}
-"""Applied to the prepared image, values in [0, 1], all slices and channels alike; in training only."""
+}  # applied to the prepared image, values in [0, 1], all slices and channels alike; in training only
 
 LISTED = DETERMINISTIC | RANDOM
 SAFE = tuple(name for name in LISTED if name not in ("CenterSpatialCropd", "RandFlipd"))

@@ -229,10 +229,8 @@ class HUWindowsd(_Changes):
     def __init__(self, keys: KeysCollection, windows: Sequence[tuple[float, float]] = WINDOWS):
         super().__init__(keys)
         values = np.arange(1 << 16, dtype=np.uint16).view(np.int16).astype(np.float32)
-        self._tables = [
-            np.rint(np.clip((values - (level - width / 2)) * (255 / width), 0, 255)).astype(np.uint8)
-            for level, width in windows
-        ]
+        shown = (np.clip((values - (level - width / 2)) * (255 / width), 0, 255) for level, width in windows)
+        self._tables = [np.rint(grey).astype(np.uint8) for grey in shown]
 
     def change(self, out: dict[Hashable, Any], key: Hashable) -> None:
         values = np.ascontiguousarray(to_int16(np.asarray(out[key]))).view(np.uint16)

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from operator import and_
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -14,8 +15,7 @@ from fedtar_flare.data.minimum_cell import full_cells, round_share
 from fedtar_flare.metrics.language import require_pairs
 
 Array = NDArray[np.float64]
-Findings = Sequence[AbstractSet[Any]]
-"""Findings, or pairs of a finding and a direction, of each of N reports."""
+Findings = Sequence[AbstractSet[Any]]  # findings, or pairs of a finding and a direction, of each of N reports
 Average = Literal["micro", "macro", "example"]
 Metric = Literal["precision", "recall", "f1"]
 AVERAGES: tuple[Average, ...] = ("micro", "macro", "example")
@@ -29,7 +29,7 @@ def finding_f1(truth: Findings, predicted: Findings) -> dict[str, float | None]:
     """Micro precision, recall and F1 over pairs of a report and a finding; None where undefined."""
     require_pairs(truth, predicted)
     actual, named = sum(map(len, truth)), sum(map(len, predicted))
-    hits = sum(len(t & p) for t, p in zip(truth, predicted, strict=True))
+    hits = sum(map(len, map(and_, truth, predicted)))
     return {
         "finding_precision": hits / named if named else None,
         "finding_recall": hits / actual if actual else None,

@@ -8,8 +8,7 @@ from numpy.typing import ArrayLike, NDArray
 from fedtar_flare.core.errors import DataError
 
 Array = NDArray[np.float64]
-Curve = Sequence[float | None]
-"""AUC at e = 0..E; None where it is undefined."""
+Curve = Sequence[float | None]  # AUC at e = 0..E; None where it is undefined
 
 
 def auc(labels: ArrayLike, scores: ArrayLike) -> float | None:

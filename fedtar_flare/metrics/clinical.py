@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from itertools import product
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -75,11 +77,14 @@ def _labeler() -> RuleLabeler:
 
 @cache
 def _book(part: str) -> Phrasebook[Any]:
-    if part == "place":
-        return Phrasebook((p, place) for place, listing in _table()["places"].items() for p in listed(listing))
+    entries: list[tuple[str, Any]] = []
     if part == "degree":
-        return Phrasebook([*((p, None) for p in phrases("degrees")["none"]), *DEGREES.items()])
-    return Phrasebook((p, side) for side, of in phrases("sides").items() for p in of)
+        entries = [*product(phrases("degrees")["none"], [None]), *DEGREES.items()]
+    for place, listing in _table()["places"].items() if part == "place" else ():
+        entries += product(listed(listing), [place])
+    for side, of in phrases("sides").items() if part == "side" else ():
+        entries += product(of, [side])
+    return Phrasebook(entries)
 
 
 @lru_cache(maxsize=4096)
@@ -88,7 +93,7 @@ def abnormal(text: str) -> dict[str, ClinicalFinding]:
     by_name: dict[str, ClinicalFinding] = {}
     for words in sentences(text):
         mentions = [m for m in _apart(_labeler().mentions(words)) if m.name]
-        if not {"positive", "uncertain"}.isdisjoint(m.label for m in mentions):
+        if {"positive", "uncertain"} & {*map(attrgetter("label"), mentions)}:
             for finding in _of_sentence(words, mentions):
                 by_name[finding.name] = _joined(by_name.get(finding.name, finding), finding)
     return by_name
@@ -113,17 +118,10 @@ def _of_sentence(words: Sequence[str], mentions: Sequence[Mention]) -> list[Clin
     for i, mention in enumerate(mentions):
         if mention.label in ("positive", "uncertain") and changes[i] != "resolved":
             tags = {part: frozenset(match.tag for match in of[i]) for part, of in of_part.items()}
-            findings.append(
-                ClinicalFinding(
-                    mention.name,
-                    certain=mention.label == "positive",
-                    side=frozenset(["left", "right"]) if "both" in tags["side"] else tags["side"],
-                    place=tags["place"],
-                    degree=tags["degree"],
-                    change=frozenset([changes[i] or ""]) - {""},
-                    size=max(tags["size"], default=0.0),
-                )
-            )
+            side = frozenset(["left", "right"]) if "both" in tags["side"] else tags["side"]
+            change = frozenset([changes[i] or ""]) - {""}
+            parts = side, tags["place"], tags["degree"], change, max(tags["size"], default=0.0)
+            findings.append(ClinicalFinding(mention.name, mention.label == "positive", *parts))
     return findings
 
 
@@ -186,8 +184,11 @@ def _credit(finding: ClinicalFinding, others: Mapping[str, ClinicalFinding], wei
     if finding.name in others:
         return _parts(finding, others[finding.name], weights)
     family = _table()["findings"][finding.name]["family"]
-    near = [o for o in others.values() if family & _table()["findings"][o.name]["family"]]
-    return max((weights.related * _parts(finding, other, weights) for other in near), default=0.0)
+    credit = 0.0
+    for other in others.values():
+        if family & _table()["findings"][other.name]["family"]:
+            credit = max(credit, weights.related * _parts(finding, other, weights))
+    return credit
 
 
 def _parts(true: ClinicalFinding, other: ClinicalFinding, weights: Weights) -> float:

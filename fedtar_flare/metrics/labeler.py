@@ -4,14 +4,13 @@ Tables of phrases, in a YAML file for each labeler, name the observations; cues 
 al., 2001), deny or doubt them. These are no neural labelers: their labels are not CheXbert's or RadBERT's.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache, lru_cache
 from itertools import product
+from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, NamedTuple
@@ -56,14 +55,6 @@ class Scopes(NamedTuple):
     denied_from_right: list[bool]
     doubted_from_left: list[bool]
     doubted_from_right: list[bool]
-
-    def denied(self, start: int, end: int) -> bool:
-        """Whether a denial reaches the phrase ``words[start:end]``; a cue within it counts."""
-        return self.denied_from_left[end - 1] or self.denied_from_right[start]
-
-    def doubted(self, start: int, end: int) -> bool:
-        """The same for a doubt."""
-        return self.doubted_from_left[end - 1] or self.doubted_from_right[start]
 
 
 def scopes(words: Sequence[str]) -> Scopes:
@@ -270,12 +261,13 @@ class RuleLabeler:
         reach = scopes(words)
         mentions = []
         for name, spans in by_class.items():
-            kinds = {kind for *_, kind in spans}
+            kinds = {*map(itemgetter(2), spans)}
             if "elsewhere" in kinds and "here" not in kinds:
                 continue
-            for start, end, kind in _longest(spans):
-                label: Label = "uncertain" if reach.doubted(start, end) else _BY_ITSELF[kind]
-                if reach.denied(start, end):
+            for start, end, kind in _longest(spans):  # a cue within the phrase counts
+                doubted = reach.doubted_from_left[end - 1] or reach.doubted_from_right[start]
+                label: Label = "uncertain" if doubted else _BY_ITSELF[kind]
+                if reach.denied_from_left[end - 1] or reach.denied_from_right[start]:
                     label = "positive" if kind == "absent" else "negative"
                 if kind != "ignore":
                     mentions.append(Mention(start, end, name, label))
@@ -307,12 +299,8 @@ def rule_labeler(name: RuleLabels) -> RuleLabeler:
     for name_of_class, tables in rules["observations"].items():
         filled = {kind: table.format_map(rules["words"]) for kind, table in tables.items()}
         observations.append(Observation(name_of_class, **filled))
-    return RuleLabeler(
-        observations,
-        no_finding=rules.get("no_finding", ""),
-        beside=frozenset(rules.get("beside", ())),
-        unsided=frozenset(rules["unsided"]),
-    )
+    beside, unsided = frozenset(rules.get("beside", ())), frozenset(rules["unsided"])
+    return RuleLabeler(observations, no_finding=rules.get("no_finding", ""), beside=beside, unsided=unsided)
 
 
 def classes_of(name: str) -> tuple[str, ...]:

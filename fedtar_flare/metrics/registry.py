@@ -5,8 +5,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from operator import itemgetter
-from typing import Literal
+from operator import attrgetter, itemgetter
+from typing import Any, Literal
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.plugins import announced, load
@@ -34,7 +34,7 @@ def clinical(reports: Reports) -> float | None:
 
 def presence_f1(reports: Reports) -> float | None:
     """Micro F1 of the findings that both texts state; None where neither states any."""
-    presences = [grade.presence for grades in reports.grades for grade in grades]
+    presences = [*map(attrgetter("presence"), chain.from_iterable(reports.grades))]
     right = presences.count("right")
     return 2 * right / (len(presences) + right) if presences else None
 
@@ -108,6 +108,7 @@ def _efficacy(name: str, labeler: str, average: Average, metric: Metric, uncerta
     return Score(name, label, efficacy, needs=labeler, group=group)
 
 
+_LOWER: dict[str, Any] = {"higher_is_better": False}
 OWN = {
     score.name: score
     for score in (
@@ -127,8 +128,8 @@ OWN = {
             "contradictions",
             "contradictions between visits",
             lambda r: contradicted(r.claims),
-            unit="% of claims",
-            higher_is_better=False,
+            "% of claims",
+            **_LOWER,
             concerned=lambda r: set(map(itemgetter(0), r.claims)),
             group=CHANGE,
         ),
@@ -161,19 +162,13 @@ OWN = {
         Score("chexpert_rules_f1", "CheXpert classes F1 (rules)", needs="chexpert-rules"),
         Score("ctrate_rules_f1", "CT-RATE classes F1 (rules)", needs="ctrate-rules"),
         *(_efficacy(name, *of) for name, of in EFFICACY.items()),
-        Score(
-            "identical_share",
-            "identical reports",
-            lambda r: identical_share(r.drafts),
-            unit="% of reports",
-            higher_is_better=False,
-        ),
+        Score("identical_share", "identical reports", lambda r: identical_share(r.drafts), "% of reports", **_LOWER),
         Score(
             "mismatched_share",
             "other references fit better",
             lambda r: mismatched_share(r.patients, r.references, r.drafts),
-            unit="% of references",
-            higher_is_better=False,
+            "% of references",
+            **_LOWER,
         ),
         Score(
             "length_ratio",
@@ -186,8 +181,7 @@ OWN = {
             decimals=2,
         ),
     )
-}
-"""In the order in which they are shown."""
+}  # in the order in which they are shown
 
 
 class _Scores(Mapping[str, Score]):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import compress
 from typing import Any, NamedTuple, Self
@@ -22,7 +22,7 @@ from fedtar_flare.metrics.agreement import (
 from fedtar_flare.metrics.grades import Grade, claims, grade, statements
 from fedtar_flare.metrics.labeler import NEURAL, RuleLabeler, RuleLabels, classes_of, rule_labeler
 from fedtar_flare.metrics.labels import Labeler, Pair
-from fedtar_flare.metrics.language import language_scores
+from fedtar_flare.metrics.language import report_statistics
 from fedtar_flare.metrics.sentences import as_read, readable
 
 
@@ -60,6 +60,7 @@ class Reports:
     """Fewest patients who must have a finding, a class or a change for it to count: drafts that all name a rare one
     would count those who have it."""
     text_labeler: TextLabeler | None = None  # the site's neural labeler
+    _values: dict[Pair, list[float | None]] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not self.patients:
@@ -92,13 +93,9 @@ class Reports:
         return self._values[pair]
 
     @cached_property
-    def _values(self) -> dict[Pair, list[float | None]]:
-        return {}
-
-    @cached_property
     def language(self) -> dict[str, float]:
         """BLEU, ROUGE-L and CIDEr."""
-        return language_scores(self.references, self.drafts)
+        return report_statistics(self.references, self.drafts).scores()
 
     @cached_property
     def finding_agreement(self) -> dict[str, float | None]:

@@ -163,16 +163,19 @@ def readable(text: str) -> bool:
 
 def as_read(references: Sequence[str], drafts: Sequence[str]) -> tuple[list[str], list[str]]:
     """References and drafts for the rules: a pair is blank, and not graded, where they cannot read its reference."""
-    legible = [*map(readable, references)]
-    return [r * y for r, y in zip(references, legible, strict=True)], [
-        d * y for d, y in zip(drafts, legible, strict=True)
-    ]
+    read: tuple[list[str], list[str]] = ([], [])
+    for reference, draft in zip(references, drafts, strict=True):
+        legible = readable(reference)
+        read[0].append(reference if legible else "")
+        read[1].append(draft if legible else "")
+    return read
 
 
 @cache
 def _vocabulary() -> tuple[frozenset[str], tuple[str, ...]]:
     """Words of all tables, and beginnings of words."""
-    files = [Path(__file__).with_name(f"{name}.yaml") for name in ("phrases", "chexpert-rules", "ctrate-rules")]
-    words = {*re.findall(r"[a-z]+\*?", "\n".join(file.read_text(encoding="utf-8") for file in files).lower())}
-    words -= {*phrases("language")["denials"]}
+    words = set[str]()
+    for name in ("phrases", "chexpert-rules", "ctrate-rules"):
+        text = Path(__file__).with_name(f"{name}.yaml").read_text(encoding="utf-8")
+        words |= {*re.findall(r"[a-z]+\*?", text.lower())} - {*phrases("language")["denials"]}
     return frozenset(words), tuple(word[:-1] for word in words if word[5:].endswith("*"))

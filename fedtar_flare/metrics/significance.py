@@ -7,8 +7,6 @@ Efron and Tibshirani, An Introduction to the Bootstrap, 1993 (percentile interva
 Chapter 15). Holm, Scandinavian Journal of Statistics 1979. Kappa: Cohen 1960, and Fleiss 1971.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -342,5 +340,4 @@ SUMS: dict[str, SumsOf] = {
     "chexpert_rules_f1": partial(_labels, "chexpert-rules", "micro", "f1", False),
     "ctrate_rules_f1": partial(_labels, "ctrate-rules", "micro", "f1", False),
     **{name: partial(_labels, *of) for name, of in EFFICACY.items()},
-}
-"""By the score's name in the registry."""
+}  # by the score's name in the registry

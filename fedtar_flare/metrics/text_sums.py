@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from fedtar_flare.metrics.agreement import LabelCounts, label_counts
-from fedtar_flare.metrics.grades import Part, finding_changes, marks
+from fedtar_flare.metrics.grades import PARTS, finding_changes, marks
 from fedtar_flare.metrics.labeler import RuleLabels, classes_of, rule_labeler
 from fedtar_flare.metrics.language import clean, report_statistics
 from fedtar_flare.metrics.registry import SCORES, claims_of
@@ -18,8 +18,6 @@ from fedtar_flare.metrics.significance import (
     patient_sums,
     share_of_sums,
 )
-
-PARTS: tuple[Part, ...] = ("side", "degree", "change")
 
 
 def reports_of_texts(

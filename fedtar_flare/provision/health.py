@@ -65,19 +65,13 @@ def kit_health(kit: Path, live: bool = False, within: float = UNANSWERED) -> tup
         return False, "the site has not started"
     pulse = read_json(kit / FILE)
     ages = {name: time.monotonic() - pulse[name] for name in ("beat", "answered") if pulse.get(name) is not None}
-    if problem := _process_problem(int(pulse["pid"])):
-        return False, problem
+    try:
+        state = Path(f"/proc/{int(pulse['pid'])}/stat").read_text().rpartition(") ")[2][0]
+    except OSError:
+        state = "X"
+    if state in "ZXTt":  # a zombie has ended
+        return False, f"the site's process {'has ended' if state in 'ZX' else 'is stopped'}"
     if not 0 <= ages.get("beat", 0) <= STALLED:
         return False, f"site: no heartbeat for {STALLED:g} s"
     times = [f"{name} {ages[key]:.0f} s ago" if key in ages else f"no {name} yet" for key, name in WORDS.items()]
     return live or 0 <= ages.get("answered", -1) <= within, "site: {}; server: {}".format(*times)
-
-
-def _process_problem(pid: int) -> str:
-    """What is wrong with a site's process; empty if it runs."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
-    except OSError:
-        state = "X"
-    ended = state in "ZX"  # a zombie has ended
-    return "the site's process has ended" if ended else "the site's process is stopped" if state in "Tt" else ""

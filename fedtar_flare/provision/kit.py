@@ -39,8 +39,7 @@ LOGINS = "fedtar_flare.provision.logins.LoginAlarm"
 FLARE_S_RELAY, RELAY = "nvflare.private.fed.app.relay.relay", "fedtar_flare.provision.relay"
 """Modules that start a relay."""
 SCOPE = "hospital"
-OUTCOME_SECONDS = 60
-"""How long the server waits for a site's last word after a job's end; see :func:`prepare_start`."""
+OUTCOME_SECONDS = 60  # how long the server waits for a site's last word after a job's end; see ``prepare_start``
 
 
 def complete(
@@ -83,7 +82,13 @@ def complete(
     else:
         result["allow_log_streaming"] = False  # a site's log may name files and rows
         current: dict[str, Any] = next((entry for entry in components if entry.get("id") in LAUNCHER_IDS), {})
-        launcher = {"max_restarts": max_restarts} | ({"byoc": True} if byoc else {}) | _wrapped(current)
+        launcher: dict[str, Any] = {"max_restarts": max_restarts} | ({"byoc": True} if byoc else {})
+        chosen = current.get("path")
+        arguments = current.get("args") or {}
+        if chosen == LAUNCHER:
+            launcher |= {"launcher": arguments["launcher"]} if "launcher" in arguments else {}
+        elif chosen not in (None, PROCESS_CLIENT_LAUNCHER):  # by ``nvflare deploy prepare``
+            launcher["launcher"] = {"path": chosen, "args": arguments}
         _set(components, str(current.get("id", "process_launcher")), path=LAUNCHER, args=launcher)
         if "launcher" not in launcher:  # containers and clusters hand out their resources themselves
             manager = {"num_of_gpus": gpus, "mem_per_gpu_in_GiB": gpu_memory, "expiration_period": 300}
@@ -97,18 +102,10 @@ def site_policy(
     """``local/privacy.json``: the methods that the site allows (empty: none), and the filters of every job."""
     names = {"extra_names": list(extra_names)} if extra_names else {}
     guard = {"path": GUARD, "args": {"methods": list(methods), **names}}
-    return {
-        "scopes": [
-            {
-                "name": SCOPE,
-                "properties": {},
-                "task_result_filters": [*(dict(entry) for entry in filters), guard],
-                "task_data_filters": [guard],  # it remembers what came down, to compare what goes up
-            }
-        ],
-        "default_scope": SCOPE,
-        "components": [{"id": "audit", "path": AUDIT, "args": {}}],
-    }
+    scope = {"name": SCOPE, "properties": {}, "task_result_filters": [*map(dict, filters), guard]}
+    scope["task_data_filters"] = [guard]  # it remembers what came down, to compare what goes up
+    audit = {"id": "audit", "path": AUDIT, "args": {}}
+    return {"scopes": [scope], "default_scope": SCOPE, "components": [audit]}
 
 
 def prepare_start(startup: Path, *, server: bool = False) -> list[Path]:
@@ -127,9 +124,7 @@ def prepare_start(startup: Path, *, server: bool = False) -> list[Path]:
     first, _, rest = before.partition("\n")
     missing = [line for mark, line in lines.items() if mark not in rest]
     after = "\n".join([first, *missing, rest]).replace(FLARE_S_RELAY, RELAY)
-    if after == before:
-        return []
-    return [write_bytes(script, after.encode(), 0o700)]
+    return [] if after == before else [write_bytes(script, after.encode(), 0o700)]
 
 
 def complete_kit(kit: Path, methods: Sequence[str] | None = None, **settings: Any) -> list[Path]:
@@ -173,14 +168,6 @@ def _set(components: list[dict[str, Any]], identity: str, **values: Any) -> None
     component.update(values)
 
 
-def _wrapped(current: Mapping[str, Any]) -> dict[str, Any]:
-    """The launcher that ``nvflare deploy prepare`` chose, as an argument of ours; nothing for one of processes."""
-    path, arguments = current.get("path"), current.get("args") or {}
-    if path == LAUNCHER:
-        return {"launcher": arguments["launcher"]} if "launcher" in arguments else {}
-    return {} if path in (None, PROCESS_CLIENT_LAUNCHER) else {"launcher": {"path": path, "args": arguments}}
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """``python -m fedtar_flare.provision.kit KIT``."""
     parser = argparse.ArgumentParser(
@@ -188,16 +175,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Put this plugin's classes, launcher and site policy into a FLARE kit that was made without them.",
     )
     parser.add_argument("kit", type=Path, help="folder of the kit, with local/ and startup/")
-    parser.add_argument(
-        "--method",
-        action="append",
-        metavar="NAME",
-        help="add a method to those that local/privacy.json lists; may be repeated. Without that file: the methods it "
-        "is to list (default: those of this package that have no caution; 'fedtar export --describe' prints it)",
+    which = (
+        "add a method to those that local/privacy.json lists; may be repeated. Without that file: the methods it "
+        "is to list (default: those of this package that have no caution; 'fedtar export --describe' prints it)"
     )
-    parser.add_argument(
-        "--flare-classes", action="store_true", help="leave FLARE's own classes allowed, for jobs of other plugins"
-    )
+    parser.add_argument("--method", action="append", metavar="NAME", help=which)
+    others = "leave FLARE's own classes allowed, for jobs of other plugins"
+    parser.add_argument("--flare-classes", action="store_true", help=others)
     parser.add_argument("--gpus", type=int, default=0, help="GPUs that jobs may use here (default 0)")
     parser.add_argument("--gpu-memory", type=float, default=0, help="GiB of each")
     settings = vars(parser.parse_args(argv))

@@ -21,10 +21,8 @@ from nvflare.fuel.sec.audit import AuditService
 
 from fedtar_flare.runtime.alarms import raise_alarm
 
-AGAIN_AFTER = 600.0
-"""Seconds until the same site's alarm is raised again."""
-TAKEN_OVER, WITHIN = 3, 300.0
-"""How often a site's connection is taken over in how many seconds before it is an alarm."""
+AGAIN_AFTER = 600.0  # seconds until the same site's alarm is raised again
+TAKEN_OVER, WITHIN = 3, 300.0  # how often a site's connection is taken over in how many seconds before it is an alarm
 
 _EVICTED = re.compile(r"Client ID already registered as a client: (.+)")
 
@@ -40,23 +38,20 @@ class LoginAlarm(FLComponent):
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.SYSTEM_BOOTSTRAP:
-            self._watch_connections()
+            add = SfmEndpoint.add_connection
+
+            def adding(endpoint: SfmEndpoint, connection: SfmConnection) -> None:
+                """Tell where a new connection replaces a peer's: FLARE has no event."""
+                before = bool(endpoint.connections)
+                add(endpoint, connection)
+                if before:
+                    self.taken_over(str(endpoint.endpoint.name))
+
+            SfmEndpoint.add_connection = adding
         elif event_type == EventType.CLIENT_HEARTBEAT_PROCESSED:
             match = _EVICTED.match(str(fl_ctx.get_prop(FLContextKey.COMMUNICATION_ERROR, "")))
             if match:
                 self._raise(match.group(1)[:100])
-
-    def _watch_connections(self) -> None:
-        """See to it that :meth:`taken_over` is called where a new connection replaces a peer's; FLARE has no event."""
-        add = SfmEndpoint.add_connection
-
-        def adding(endpoint: SfmEndpoint, connection: SfmConnection) -> None:
-            before = bool(endpoint.connections)
-            add(endpoint, connection)
-            if before:
-                self.taken_over(str(endpoint.endpoint.name))
-
-        SfmEndpoint.add_connection = adding
 
     def taken_over(self, name: str) -> None:
         """The connection of this name was taken over by another one."""

@@ -5,17 +5,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from fedtar_flare.core.errors import ConfigError, FedTARError
 from fedtar_flare.core.files import PRIVATE, private_folder, read_yaml
 
-EVERY = 86400.0
-"""Seconds."""
-STAMP = "retention-looked"
-"""File in the site's folder, written at each look."""
+EVERY = 86400.0  # seconds
+STAMP = "retention-looked"  # file in the site's folder, written at each look
 COMMAND = ("-m", "fedtar_flare.provision.retention")
-_SITE_FILE = Path("local") / "fedtar.yaml"
 
 logger = logging.getLogger(__name__)
 
@@ -36,18 +34,14 @@ class Retention:
             self._process = None
         if self._process is None and time.monotonic() - self._last >= EVERY:
             self._last = time.monotonic()
-            if _wanted(kit / _SITE_FILE):
+            wanted = None
+            with suppress(ConfigError):  # a job says what is wrong with it
+                wanted = read_yaml(kit / "local" / "fedtar.yaml", "'key: value' lines").get("retention_days")
+            if wanted is not None:
                 command = [sys.executable, *COMMAND, str(kit)]
                 self._process = subprocess.Popen(
                     command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
                 )
-
-
-def _wanted(file: Path) -> bool:
-    try:
-        return read_yaml(file, "'key: value' lines").get("retention_days") is not None
-    except ConfigError:  # a job says what is wrong with it
-        return False
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -36,11 +36,9 @@ ANSWERED = frozenset(
         SysCommandTopic.REPORT_VERSION,
         SysCommandTopic.SYS_INFO,
     }
-)
-"""Not: the shell, error texts of a running job, levels of the logs, and whatever a later FLARE adds."""
+)  # not: the shell, error texts of a running job, levels of the logs, and whatever a later FLARE adds
 
-MOST_FILES = 10_000
-"""Most files and folders of a job's app."""
+MOST_FILES = 10_000  # most files and folders of a job's app
 
 logger = logging.getLogger(__name__)
 

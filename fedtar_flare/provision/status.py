@@ -12,10 +12,8 @@ from fedtar_flare.core.files import read_json
 from fedtar_flare.core.text import plain
 from fedtar_flare.record.log import STATS_GROUP
 
-FINISHED = ("FINISHED", "FAILED")
-"""How the status of an ended job begins."""
-REASON = "fedtar_reason"
-"""Where a job's meta data at the server has why its run ended as it did."""
+FINISHED = ("FINISHED", "FAILED")  # how the status of an ended job begins
+REASON = "fedtar_reason"  # where a job's meta data at the server has why its run ended as it did
 CONNECT_SECONDS, WAIT_SECONDS = 20.0, 120.0
 """How long to wait for the server's answer to a login, and for sites before a job is submitted."""
 
@@ -86,12 +84,8 @@ def watch_job(kit: Path, job_id: str, say: Callable[[dict[str, Any]], object], s
     with open_session(kit) as session:
         while True:
             now = _with_progress(session, session.get_job_meta(job_id))
-            key = (
-                now["status"],
-                now["reason"],
-                {k: v for k, v in (now.get("progress") or {}).items() if k != "seconds"},
-            )
-            if key != before:
+            progress = {k: v for k, v in (now.get("progress") or {}).items() if k != "seconds"}
+            if (key := (now["status"], now["reason"], progress)) != before:
                 say(now)
                 before = key
             if now["status"].startswith(FINISHED):
@@ -108,10 +102,9 @@ def job_line(job: Mapping[str, Any]) -> str:
     if not progress.get("task"):
         return text
     sites = ", ".join(f"{site} {word}" for site, word in progress["sites"].items())
-    numbers = "".join(
-        f"; {label} {' '.join(f'{value:.3f}' for value in values)}"
-        for label, values in (progress.get("numbers") or {}).items()
-    )
+    numbers = ""
+    for label, values in (progress.get("numbers") or {}).items():
+        numbers += f"; {label} {' '.join(f'{value:.3f}' for value in values)}"
     where = f"round {progress['round']} of {progress['rounds']}, step {progress['step']} of {progress['time_steps']}"
     losses = progress.get("validation_loss") or {}
     last = f"; validation loss {losses[max(losses, key=int)]:.4f}" if losses else ""
@@ -120,6 +113,10 @@ def job_line(job: Mapping[str, Any]) -> str:
 
 
 def _with_progress(session: Any, meta: Mapping[str, Any]) -> dict[str, Any]:
+    reason = str((meta.get("schedule_history") or [""])[-1])  # why a job waits
+    if meta.get("status") != "SUBMITTED":  # or ended as it did
+        detail = meta.get("job_deploy_detail") or [] if meta.get("status") == "FINISHED:FAILED_TO_RUN" else []
+        reason = str(meta.get(REASON) or "; ".join(str(each) for each in detail if not str(each).endswith(": OK")))
     entry = {
         "id": meta.get("job_id"),
         "name": meta.get("job_name") or meta.get("name"),
@@ -127,19 +124,11 @@ def _with_progress(session: Any, meta: Mapping[str, Any]) -> dict[str, Any]:
         "submitted": meta.get("submit_time_iso") or meta.get("submit_time"),
         "submitter": meta.get("submitter_name"),
         "duration": meta.get("duration"),
-        "reason": _reason(meta),
+        "reason": reason,
     }
     if entry["status"] == "RUNNING":
         entry["progress"] = _progress(session, str(entry["id"]))
     return entry
-
-
-def _reason(meta: Mapping[str, Any]) -> str:
-    """Why a job waits, or ended as it did; empty where nothing is to be said."""
-    if meta.get("status") == "SUBMITTED":
-        return str((meta.get("schedule_history") or [""])[-1])
-    detail = meta.get("job_deploy_detail") or [] if meta.get("status") == "FINISHED:FAILED_TO_RUN" else []
-    return str(meta.get(REASON) or "; ".join(str(each) for each in detail if not str(each).endswith(": OK")))
 
 
 def _progress(session: Any, job_id: str) -> dict[str, Any] | None:

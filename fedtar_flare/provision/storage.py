@@ -74,10 +74,8 @@ class KitJobManager(SimpleJobDefManager):
         os.umask(0o077)  # logs name files and rows
         for job in self.get_jobs_by_status([RunStatus.RUNNING, RunStatus.DISPATCHED], fl_ctx):
             self.set_status(job.job_id, RunStatus.FINISHED_ABNORMAL, fl_ctx)
-            logger.warning(
-                "job %s was running when this server went down: it has ended ('fedtar resume' goes on with it)",
-                job.job_id,
-            )
+            text = "job %s was running when this server went down: it has ended ('fedtar resume' goes on with it)"
+            logger.warning(text, job.job_id)
 
     def save_workspace(self, jid: str, data: Any, fl_ctx: FLContext) -> Any:
         """When a job has ended: put the reason of its record into the job's meta data, for which admins may ask."""
@@ -90,13 +88,10 @@ class KitJobManager(SimpleJobDefManager):
     def _refusal(self, meta: Mapping[str, Any], connected: Sequence[str]) -> str:
         if meta.get(JobMetaKey.JOB_ID.value):
             return "a job must not name its own id: remove 'job_id' from its meta.json"
-        wanted = {
-            site
-            for deployments in (meta.get(JobMetaKey.DEPLOY_MAP.value) or {}).values()
-            for site in extract_participants(deployments)
-            if site != SERVER_SITE_NAME and site.upper() != ALL_SITES
-        }
-        wanted |= set(meta.get(JobMetaKey.MANDATORY_CLIENTS.value) or ())
+        wanted = {*(meta.get(JobMetaKey.MANDATORY_CLIENTS.value) or ())}
+        for deployments in (meta.get(JobMetaKey.DEPLOY_MAP.value) or {}).values():
+            sites = extract_participants(deployments)
+            wanted |= {site for site in sites if site != SERVER_SITE_NAME and site.upper() != ALL_SITES}
         known = {*self.sites, *connected}
         if self.sites and (unknown := sorted(wanted - known)):
             return f"the project has no site {', '.join(map(repr, unknown))}; it has {', '.join(sorted(known))}"

@@ -59,8 +59,7 @@ TO_SERVER: dict[str, frozenset[str] | None] = {
     "credential_manager": frozenset({"key_exchange"}),
     STREAM_CHANNEL: frozenset({STREAM_DATA_TOPIC, STREAM_ACK_TOPIC, STREAM_ERROR_TOPIC}),  # data: by what it brings
     "download_service__": None,  # tensors too large for a message, by identifiers that the sender hands out
-}
-"""Topics by channel on which the server answers a site or a console; None: all."""
+}  # topics by channel on which the server answers a site or a console; None: all
 
 _ROUTING = (MessageHeaderKey.ORIGIN, MessageHeaderKey.DESTINATION, MessageHeaderKey.CHANNEL, MessageHeaderKey.TOPIC)
 logger = logging.getLogger(__name__)
@@ -91,9 +90,8 @@ def _refused(message: Message, cell: CoreCell) -> Message | None:
     if channel == STREAM_CHANNEL and topic != STREAM_DATA_TOPIC:  # an acknowledgement, which names no other channel
         reason = _of_another_s_stream(message, origin) if destination == here else ""
     elif channel == STREAM_CHANNEL and not message.get_header(StreamHeaderKey.ERROR_MSG):  # nor does who gives up
-        channel, topic = (
-            str(message.get_header(key) or "") for key in (StreamHeaderKey.CHANNEL, StreamHeaderKey.TOPIC)
-        )
+        header = message.get_header
+        channel, topic = (str(header(key) or "") for key in (StreamHeaderKey.CHANNEL, StreamHeaderKey.TOPIC))
     reason = reason or refusal(origin, destination, channel, topic) or _detour(message, origin, here)
     if not reason:
         return None

@@ -103,10 +103,16 @@ def alarm_section(run: Run) -> Section | None:
     signs: list[dict[str, Any]] = []
     for site in sorted(last.sites):
         of_parts = [alarms(after.get(site), before.get(site)) for before, after in pairs.values()]
-        signs += [_sign(site, [part.get(name) for part in of_parts]) for name in {**of_parts[0], **of_parts[-1]}]
+        for name in {**of_parts[0], **of_parts[-1]}:
+            raised = [part.get(name) for part in of_parts]
+            shown = [(alarm.shown(alarm.value), alarm.raised) if alarm else (NOTHING, False) for alarm in raised]
+            bounds = " / ".join(dict.fromkeys(alarm.bounds for alarm in raised if alarm))
+            label = SCORES[name].label if name in SCORES else name.replace("_", " ")
+            sign = {"site": site, "label": label, "parts": shown, "limits": bounds, "meaning": _MEANING[name]}
+            signs.append(sign)
     if not signs:
         return None
-    flags = [raised for sign in signs for _, raised in sign["parts"]]
+    flags = [flag for sign in signs for _, flag in sign["parts"]]
     count = f"{sum(flags)} of {len(flags)} raised"
     lead = f"Signs that reports do not come from the image, over all test reports of round {last.round}: {count}. The "
     lead += "limits are chosen, not measured."
@@ -124,12 +130,11 @@ def finding_section(run: Run) -> Section | None:
     if not tables:
         return None
     few = f"fewer than {run.start.min_cell} patients" if run.start.min_cell > 1 else "no patient"
+    until = f" to round {run.shown.round}" if run.shown else ""
     lead = (
         "Recall: the share of the n test reports with a finding that name it. Precision: the share of the n reports "
-        "that name a finding that are right. Both are × 100, from the "
-        f"{start_name(run)}{f' to round {run.shown.round}' if run.shown else ''}; n is that of the later one; of fewer "
-        "than 20 reports it has its 95 % interval (Wilson). "
-        f"Blank where such reports are of {few}."
+        f"that name a finding that are right. Both are × 100, from the {start_name(run)}{until}; n is that of the "
+        f"later one; of fewer than 20 reports it has its 95 % interval (Wilson). Blank where such reports are of {few}."
     )
     return Section("findings", "Precision and recall of each finding", lead, render("findings.html", tables=tables))
 
@@ -139,22 +144,8 @@ def _pairs(start: Evaluation | None, last: Evaluation) -> dict[str, tuple[Sites,
     personal = (start.sites if start else {}, last.sites)
     if not last.generic:
         return {"": personal}
-    return {
-        "with the patient adapter": personal,
-        "shared adapter alone": (start.generic if start else {}, last.generic),
-    }
-
-
-def _sign(site: str, of_parts: list[Alarm | None]) -> dict[str, Any]:
-    """A row about one alarm of a site: its value in each part of the model, and whether it is raised."""
-    name = next(alarm.name for alarm in of_parts if alarm)
-    return {
-        "site": site,
-        "label": SCORES[name].label if name in SCORES else name.replace("_", " "),
-        "parts": [(alarm.shown(alarm.value), alarm.raised) if alarm else (NOTHING, False) for alarm in of_parts],
-        "limits": " / ".join(dict.fromkeys(alarm.bounds for alarm in of_parts if alarm)),
-        "meaning": _MEANING[name],
-    }
+    generic = (start.generic if start else {}, last.generic)
+    return {"with the patient adapter": personal, "shared adapter alone": generic}
 
 
 def _rows(before: Sites, after: Sites) -> list[dict[str, Any]]:

@@ -10,10 +10,8 @@ from fedtar_flare.core.files import read_json, write_json
 from fedtar_flare.reporting.run import Run
 from fedtar_flare.reporting.scores import Row, overall
 
-CONTROL_FILE = "control.json"
-"""In a run's folder, of the run that ``fedtar report --alone`` named."""
-SHIPPED = Path(__file__).with_name(CONTROL_FILE)
-"""Of the shipped job, as ``python -m tools.keep_control`` writes it."""
+CONTROL_FILE = "control.json"  # in a run's folder, of the run that ``fedtar report --alone`` named
+SHIPPED = Path(__file__).with_name(CONTROL_FILE)  # of the shipped job, as ``python -m tools.keep_control`` writes it
 
 
 def joined(run: Run) -> bool:

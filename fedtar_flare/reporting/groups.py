@@ -61,10 +61,8 @@ def scores_by_group(samples: Sequence[Sample], rows: Sequence[Mapping[str, Any]]
     patients, rules = [row["patient_id"] for row in rows], rules_for(samples[0].visit.modality)
     blank = ("b" * len(classes_of(rules)),) * 2  # of a report in another language
     counts = label_counts(classes_of(rules), [row["labels"].get(rules, blank) for row in rows])
-    scores = {
-        "rouge_l": mean_score(patients, [row["rouge_l"] for row in rows]),
-        f"{rules.replace('-', '_')}_f1": label_score(patients, counts, "micro", "f1"),
-    }
+    scores = {"rouge_l": mean_score(patients, [row["rouge_l"] for row in rows])}
+    scores[f"{rules.replace('-', '_')}_f1"] = label_score(patients, counts, "micro", "f1")
     firsts = {sample.visit.patient_id: sample for sample in reversed(samples)}
     groups = []
     for kind, name_of in {"sex": sex_of, "age": age_of, "scanner": scanner_of}.items():

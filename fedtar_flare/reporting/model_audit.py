@@ -77,11 +77,11 @@ def rounded(parts: Mapping[str, Any], counts: Mapping[str, Mapping[str, int]], l
     """Round the parts of an audit that leave the site, and leave out measures of groups of too few patients."""
     few = {kind: any(group[kind] < max(1, least) for group in counts.values()) for kind in ("all", "rare")}
     shown = [name for name in MEASURES if not few["all"] and not (name == "rare_auc" and few["rare"])]
-
-    def to_step(value: float | None) -> float | None:
-        return None if value is None else round(round(value / STEP) * STEP, 2)
-
-    return {part: {name: to_step(_measure(values, name)) for name in shown} for part, values in parts.items()}
+    out: dict[str, Any] = {}
+    for part, of in parts.items():
+        values = {name: _measure(of, name) for name in shown}
+        out[part] = {n: None if v is None else round(round(v / STEP) * STEP, 2) for n, v in values.items()}
+    return out
 
 
 def table(audit: Mapping[str, Any]) -> list[str]:

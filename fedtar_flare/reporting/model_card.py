@@ -48,7 +48,7 @@ def model_card(run: Run) -> str:
         off=groups(off),
         votes=votes,
         dossier_head=["site", "vote", "data and patients", "epsilon", "approved job", "version", "signed"],
-        dossiers=[_dossier(vote) for vote in votes],
+        dossiers=[*map(_dossier, votes)],
         audit_head=["site", "part", *MEASURES.values()],
         audit_rows=[row for vote in votes for row in vote.rows()],
         settings=[*flat(start.settings), *start.versions.items()],

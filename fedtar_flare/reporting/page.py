@@ -10,7 +10,7 @@ from fedtar_flare.record.events import Step
 from fedtar_flare.reporting import examples as generated
 from fedtar_flare.reporting.alarms import alarm_section, finding_section
 from fedtar_flare.reporting.format import duration, flat, number, size, times, visits, whole
-from fedtar_flare.reporting.plots import Bar, Chart, Palette, Series
+from fedtar_flare.reporting.plots import Chart, Palette, Series
 from fedtar_flare.reporting.render import render
 from fedtar_flare.reporting.run import SPLITS, Run, read_run
 from fedtar_flare.reporting.scores import ahead, scores
@@ -56,10 +56,9 @@ def participation(run: Run) -> Section:
     numbers = sorted({step.round for step in run.steps})
     rounds = {r: [step for step in run.steps if step.round == r] for r in numbers}
     most = max((update.samples for step in run.steps for update in step.sites.values()), default=1)
-    rows = {
-        site: [[_cell(run, step, site, most) for step in steps] for steps in rounds.values()]
-        for site in run.start.sites
-    }
+    rows = {}
+    for site in run.start.sites:
+        rows[site] = [[_cell(run, step, site, most) for step in steps] for steps in rounds.values()]
     outside = [f"{site} is not in the run: {reason}" for site, reason in run.start.absent.items()]
     words = {"round": "round", "step": "t"} if run.reports else {"round": "task", "step": "step"}
     notes = [*(f"ALARM: {text}" for text in run.alarms), *_reasons(run), *outside]
@@ -113,8 +112,7 @@ REPORT_FILE = "report.html"
 NEEDED = re.compile(
     r"(.+\.)?(method|preset|seed|num_rounds|time_steps|weighting|aggregation|synthetic_patients|local_steps|local_epochs|batch_size|"
     r"lr|server_lr|schedule|eta|mu|epochs|rank|alpha|mean)"
-)
-"""Names of settings that change a run's numbers."""
+)  # names of settings that change a run's numbers
 
 
 def losses(run: Run) -> Section:
@@ -184,23 +182,26 @@ def movement(run: Run) -> Section | None:
 
 
 def exchange(run: Run) -> Section:
-    """Bars of one exchange against the whole model, and a table of the bytes that the run's steps moved."""
+    """One exchange against the whole model, and a table of the bytes that the run's steps moved."""
     sizes = run.start.exchange
     down, up = sum(step.bytes_down for step in run.steps), sum(step.bytes_up for step in run.steps)
     whole_down = down * sizes.full_bytes / sizes.bytes if sizes.bytes else 0
     whole_up = sum(len(step.sites) for step in run.steps) * sizes.full_bytes
     moved = [("to the sites", down, whole_down), ("from the sites", up, whole_up)]
     moved.append(("both", down + up, whole_down + whole_up))
-    words = f"{size(sizes.bytes)}, {whole(sizes.parameters)} values in {sizes.tensors} tensors"
-    bars = [Bar("what travels", sizes.bytes, words)]
+    lead = "What travels are the agreed tensors alone; patients, images and reports stay"
+    if sizes.bytes:
+        lead += (
+            f". One exchange, one direction: {size(sizes.bytes)}, {whole(sizes.parameters)} values in {sizes.tensors} "
+        )
+        lead += "tensors, float32"
     if sizes.full_bytes:
         ratio = times(sizes.full_bytes, sizes.bytes)
-        words = f"{size(sizes.full_bytes)}, {whole(sizes.full_parameters)} values: {ratio} as much"
-        bars.append(Bar("whole model", sizes.full_bytes, words))
-    chart = Chart("One exchange, one direction, float32", bars=bars)
-    content = render("exchange.html", exchange=sizes, moved=moved if run.steps else (), bars=chart.figure())
-    lead = "What travels are the agreed tensors alone; patients, images and reports stay."
-    return Section("exchange", "Exchange", lead, content)
+        lead += (
+            f"; the whole model has {size(sizes.full_bytes)}, {whole(sizes.full_parameters)} values: {ratio} as much"
+        )
+    content = render("exchange.html", exchange=sizes, moved=moved if run.steps else ())
+    return Section("exchange", "Exchange", f"{lead}.", content)
 
 
 def visit_counts(run: Run) -> Section:
@@ -208,10 +209,8 @@ def visit_counts(run: Run) -> Section:
     start = run.start
     lead = "Visits per site and time step; the splits are by patient, never by visit. Test patients are only scored."
     if start.min_cell > 1:
-        lead += (
-            f" A split at a step with fewer than {start.min_cell} patients is not used and counts 0; other numbers are "
-            "given in multiples of the site's minimum."
-        )
+        lead += f" A split at a step with fewer than {start.min_cell} patients is not used and counts 0; other numbers "
+        lead += "are given in multiples of the site's minimum."
     return Section("visits", "Visits", lead, render("visits.html", start=start, splits=SPLITS))
 
 

@@ -117,14 +117,13 @@ class Chart:
 
     def figure(self, legend: bool = True) -> Markup:
         """Draw the chart as an HTML ``figure`` with its title; one without any value says so."""
-        drawn = self._bars() if self.bars else self._lines() if self.drawn else ""
+        drawn: Markup | str = self._lines() if self.drawn and not self.bars else ""
+        if self.bars:
+            before = 10 + _LETTER * max(len(bar.name) for bar in self.bars)
+            width = round(10 + before + _BAR + _LETTER * max(len(bar.words) for bar in self.bars))
+            unit = _BAR / (max(bar.value for bar in self.bars) or 1.0)
+            drawn = render("bars.svg", chart=self, width=width, before=before, unit=unit, row=_BAR_ROW)
         return render("chart.html", title=self.title, drawing=drawn, series=self.drawn if legend else ())
-
-    def _bars(self) -> Markup:
-        before = 10 + _LETTER * max(len(bar.name) for bar in self.bars)
-        width = round(10 + before + _BAR + _LETTER * max(len(bar.words) for bar in self.bars))
-        most = max(bar.value for bar in self.bars) or 1.0
-        return render("bars.svg", chart=self, width=width, before=before, unit=_BAR / most, row=_BAR_ROW)
 
     def _lines(self) -> Markup:
         xs = [x for line in self.drawn for x, _, _ in line.points] + [x for x, _ in self.crosses]

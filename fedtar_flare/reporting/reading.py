@@ -1,7 +1,5 @@
 """A blinded reading of drafts beside reference reports; page and key stay at the hospital, for their owner only."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import secrets

@@ -58,10 +58,6 @@ def theme(name: str, steps: int) -> Markup:
     return Markup(_THEMES[name] + "".join(ramp))
 
 
-def _markdown(value: Any) -> Markup:
-    return value if isinstance(value, Markup) else Markup(re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", plain(value)))
-
-
 _ENVIRONMENT = Environment(
     loader=FileSystemLoader(Path(__file__).parent / "templates"),
     autoescape=True,
@@ -75,4 +71,6 @@ _FILTERS = (shown.duration, shown.number, shown.significant, shown.size, shown.t
 _ENVIRONMENT.filters |= {function.__name__: function for function in _FILTERS}
 _ENVIRONMENT.globals |= {"heading": shown.heading, "score": shown.score, "times": shown.times, "theme": theme}
 _ENVIRONMENT.globals |= {"version": __version__, "time_steps": 1}  # a page over time has more steps
-_MARKDOWN = _ENVIRONMENT.overlay(finalize=_markdown)
+_MARKDOWN = _ENVIRONMENT.overlay(
+    finalize=lambda v: v if isinstance(v, Markup) else Markup(re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", plain(v)))
+)

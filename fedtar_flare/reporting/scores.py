@@ -1,7 +1,7 @@
 """Scores as table rows by site and step, before and after, with the mean over sites; and their section of the page."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.record.events import CERTAINTIES, Scores, SiteScores
@@ -119,16 +119,24 @@ def scores(run: Run) -> Section:
     """Tables from the warm start to the round shown, with the patient adapter and without; charts over rounds."""
     rows, off = score_rows(run), score_rows(run, generic=True)
     tables = [("With the patient adapter" if off else "", rows), ("The shared adapter alone", off)]
-    content = render(
-        "scores.html",
-        tables=[
-            (f"{title}: {group.lower()}" if title else group, part, names)
-            for title, of_table in tables
-            for group, part, names in groups(of_table)
-        ],
-        curves=charts(_curves(run), "small") + charts(_certainty(run)),
+    shown = []
+    for title, of_table in tables:
+        for group, part, names in groups(of_table):
+            shown.append((f"{title}: {group.lower()}" if title else group, part, names))
+    curves = charts(_curves(run), "small") + charts(_certainty(run))
+    content = render("scores.html", tables=shown, curves=curves)
+    until = f" to round {run.shown.round}" if run.shown else ", before training"
+    note = f" ({run.checkpoint_note})" if run.checkpoint_note else ""
+    blank = "It is 0 by definition for one report, and then left blank"
+    if run.start.min_cell > 1:
+        blank = f"Cells with fewer than {run.start.min_cell} patients are left blank"
+    lead = (
+        f"Test patients, from the {start_name(run)}{until}{note}; n is the number of reports. ↑ higher is better, ↓ "
+        "lower is better. Scores of fewer than 20 reports have no decimals; shares of such reports have 95 % "
+        "intervals. CIDEr depends on the corpus that it is taken over: compare it along a line, not between sites. "
+        f"{blank}."
     )
-    return Section("scores", "Scores", _lead(run), content)
+    return Section("scores", "Scores", lead, content)
 
 
 def ahead(run: Run) -> Section | None:
@@ -151,30 +159,14 @@ def ahead(run: Run) -> Section | None:
     return Section("ahead", "Ahead of time", lead, table(("", "n", *map(heading, names)), rows))
 
 
-def _lead(run: Run) -> str:
-    until = f" to round {run.shown.round}" if run.shown else ", before training"
-    note = f" ({run.checkpoint_note})" if run.checkpoint_note else ""
-    blank = "It is 0 by definition for one report, and then left blank"
-    if run.start.min_cell > 1:
-        blank = f"Cells with fewer than {run.start.min_cell} patients are left blank"
-    return (
-        f"Test patients, from the {start_name(run)}{until}{note}; n is the number of reports. ↑ higher is better, ↓ "
-        "lower is better. Scores of fewer than 20 reports have no decimals; shares of such reports have 95 % "
-        "intervals. CIDEr depends on the corpus that it is taken over: compare it along a line, not between sites. "
-        f"{blank}."
-    )
-
-
 def _curves(run: Run) -> list[Chart]:
     """Per score a small chart for each site, with a line per step."""
     curves = []
     sites = sorted({site for event in run.evaluations for site in event.sites})
     for name in (name for name, kind in SCORES.items() if kind.curve):
         label, axis = heading(name).split(", ", 1)
-        drawn = [
-            Chart(f"{label}, {site}", _lines(run, site, name), (), "round", axis, x_range=round_axis(run), size=SMALL)
-            for site in sites
-        ]
+        drawn = [Chart(f"{label}, {site}", _lines(run, site, name), (), "round", axis, size=SMALL) for site in sites]
+        drawn = [replace(chart, x_range=round_axis(run)) for chart in drawn]
         curves += sharing_y(drawn) if any(chart.drawn for chart in drawn) else []
     return curves
 

@@ -19,9 +19,10 @@ def verdict(run: Run, sections: Sequence[Section] = ()) -> list[str]:
     ``sections``' lines.
     """
     if not run.reports:
-        lines = [(label, *text.rpartition(", ")[::2]) for section in sections for label, text in section.lines]
-        values, of = [f"{label} {value}" for label, value, _ in lines], dict.fromkeys(about for *_, about in lines)
-        return [f"{'; '.join(values)} ({', '.join(of)})."] if lines else ["Nothing is known: no image was scored."]
+        parts = [(label, *text.rpartition(", ")[::2]) for section in sections for label, text in section.lines]
+        values = [f"{label} {value}" for label, value, _ in parts]
+        of = dict.fromkeys(about for *_, about in parts)
+        return [f"{'; '.join(values)} ({', '.join(of)})."] if parts else ["Nothing is known: no image was scored."]
     row, off = overall(run), overall(run, generic=True)
     if row is None:
         return ["Nothing is known of the reports: no test report was scored."]
@@ -30,16 +31,12 @@ def verdict(run: Run, sections: Sequence[Section] = ()) -> list[str]:
     if not row.before:
         return [f"Round {run.shown.round} has {_values(row)}; nothing was scored before, so the change is unknown."]
     over = f"{row.reports} test reports, {_where(row, run)}"
-    return [
-        f"From the {start_name(run)} to round {run.shown.round}, {_changes(row)}; {over}.",
-        *(
-            [f"Each hospital alone reaches {_values(control)} ({control.site})."]
-            if (control := control_of(run))
-            else []
-        ),
-        *([f"The shared adapter alone, as other hospitals get it: {_changes(off)}."] if off and off.before else []),
-        *([f"{run.checkpoint_note.capitalize()}."] if run.checkpoint_note else []),
-    ]
+    lines = [f"From the {start_name(run)} to round {run.shown.round}, {_changes(row)}; {over}."]
+    if control := control_of(run):
+        lines.append(f"Each hospital alone reaches {_values(control)} ({control.site}).")
+    if off and off.before:
+        lines.append(f"The shared adapter alone, as other hospitals get it: {_changes(off)}.")
+    return lines + ([f"{run.checkpoint_note.capitalize()}."] if run.checkpoint_note else [])
 
 
 def key_numbers(run: Run, sections: Sequence[Section] = ()) -> list[Tile]:

@@ -12,8 +12,7 @@ from fedtar_flare.reporting.format import heading, number
 from fedtar_flare.reporting.plots import SITE_COLOURS, SMALL, Chart, Figure, Series, sharing_y
 from fedtar_flare.suite.results import Result, by_arm, seed_means
 
-Pairs = Iterable[tuple[float, float | None]]
-"""x values with y values of single runs, of which some are not known."""
+Pairs = Iterable[tuple[float, float | None]]  # x values with y values of single runs, of which some are not known
 Lines = Callable[[Callable[[dict[str, Any]], Pairs]], list[Series]]
 OTHERS = "other methods"  # name of the faded lines, last in a legend
 MAX_CHARTS = 8  # of a figure
@@ -86,9 +85,7 @@ def _per_hospital(results: Sequence[Result], lines: Lines) -> list[Figure]:
     out = []
     for step in (0, *(steps if len(steps) > 1 else ())):
         drawn = {site: lines(partial(read, site=site, step=step)) for site in sites[:MAX_CHARTS]}
-        charts = [
-            Chart(site, series, (), "round", "CIDEr × 100", size=SMALL) for site, series in drawn.items() if series
-        ]
+        charts = [Chart(site, of, (), "round", "CIDEr × 100", size=SMALL) for site, of in drawn.items() if of]
         title = f"CIDEr of each hospital over rounds{f', step {step}' if step else ''}"
         about = "Test patients, with the patient adapter where there is one. Mean of seeds; the band is their range."
         out.append(Figure(title, about, sharing_y(charts), OTHERS))
@@ -102,12 +99,10 @@ def _scores(lines: Lines) -> Figure:
             if values:
                 yield event["round"], scale * statistics.fmean(values)
 
-    drawn = {name: lines(partial(read, name=name, scale=kind.scale)) for name, kind in SCORES.items() if kind.curve}
-    charts = [
-        Chart(heading(name), series, (), "round", SCORES[name].label, size=SMALL)
-        for name, series in drawn.items()
-        if series
-    ]
+    charts = []
+    for name, kind in SCORES.items():
+        if kind.curve and (series := lines(partial(read, name=name, scale=kind.scale))):
+            charts.append(Chart(heading(name), series, (), "round", kind.label, size=SMALL))
     about = "Mean of the hospitals that took part and of seeds. Methods scored in some rounds alone are points there."
     return Figure("Scores over rounds", about, charts, OTHERS)
 

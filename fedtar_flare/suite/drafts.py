@@ -29,8 +29,7 @@ from fedtar_flare.suite.tables import Table, metric_table, score_cell
 
 IDS = ("study_id", "id")
 TEXTS = {"draft": ("prediction", "model_prediction", "draft", "report"), "report": ("report", "reference")}
-EXPORT_KEY = "export.key"
-"""File in a state with the secret from which exported ids are made."""
+EXPORT_KEY = "export.key"  # file in a state with the secret from which exported ids are made
 
 
 class Text(NamedTuple):

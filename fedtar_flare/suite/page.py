@@ -1,7 +1,5 @@
 """``comparison.html``: a suite's arms side by side, one self-contained page."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -63,7 +61,7 @@ def page(suite: Suite, results: Sequence[Result]) -> str:
         tables=[table for table in _main(ranked, tests, labels, first) if table.rows],
         metrics=_every_metric(ranked, suite.compared_with, labels, suite.drawn),
         figures=figures(ranked, first),
-        every=_every_score(ranked),
+        every=[table for where, title in WHERE.items() if (table := _means(ranked, where, title, "", SCORES)).rows],
         reference=labels.get(first, first),
         costs=_costs(ranked),
     )
@@ -98,12 +96,6 @@ def _every_metric(
             if tests := compare_scores(arm, paired_runs(results, arm, reference), drawn):
                 out.append(tables.metric_table(tests, labels, reference, drawn))
     return out
-
-
-def _every_score(results: Sequence[Result]) -> list[Table]:
-    """All scores, mean over hospitals and seeds."""
-    made = [_means(results, where, title, "", SCORES) for where, title in WHERE.items()]
-    return [table for table in made if table.rows]
 
 
 def _means(results: Sequence[Result], where: str, title: str, about: str, scores: Iterable[str]) -> Table:

@@ -1,7 +1,5 @@
 """The finished runs of a suite: what was scored in each, with intervals, and each arm against the reference."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -36,8 +34,7 @@ WHERE = {
     "members": "At the hospitals that took part",
     "generic": "The shared adapter alone, at the hospitals that took part",
     "outside": "The shared adapter alone, at hospitals outside",
-}
-"""Where a model is scored, in the order of the page's tables."""
+}  # where a model is scored, in the order of the page's tables
 
 
 def result_file(folder: Path, experiment: Experiment) -> Path:
@@ -135,8 +132,7 @@ SUMS: dict[str, SumsOf] = {
     "finding_f1_macro": partial(_FINDING_F1, findings=FINDINGS, average="macro"),
     "finding_f1_known_macro": partial(_FINDING_F1, findings=KNOWN_FINDINGS, average="macro"),
     "finding_f1_new_macro": partial(_FINDING_F1, findings=NEW_FINDINGS, average="macro"),
-}
-"""By a score's name in the registry what each patient adds to it, for scores with an interval."""
+}  # by a score's name in the registry what each patient adds to it, for scores with an interval
 
 VALUE_REPLICATES = 1_000  # of a value; differences, on which a decision may rest, have five times as many
 MAIN = "bleu_4"  # orders the arms

@@ -44,10 +44,9 @@ def scores(
                 lines.append(("", WARM_START, _values([rows_of(run, "start") for run in runs])))
             lines.append((arm, runs[0].label, _values(ends)))
     columns = [n for n in COLUMNS if any((v := values.get(n)) and math.isfinite(v.value) for *_, values in lines)]
-    rows = [
-        [label, *(score_cell(name, values.get(name), stars.get((arm, name), "")) for name in columns)]
-        for arm, label, values in lines
-    ]
+    rows = []
+    for arm, label, values in lines:
+        rows.append([label, *(score_cell(n, values.get(n), stars.get((arm, n), "")) for n in columns)])
     return Table(title, about, ["method", *map(heading, columns)], rows)
 
 
@@ -57,10 +56,11 @@ def difference_table(tests: Sequence[Difference], labels: Mapping[str, str], ref
     for test in tests:
         by_score.setdefault(test.arm, {})[test.score] = test
     columns = [n for n in COMPARED if any(n in of for of in by_score.values())]
-    rows = [
-        [labels[arm], *(score_cell(n, of[n].difference, p=of[n].p) if n in of else NOTHING for n in columns)]
-        for arm, of in by_score.items()
-    ]
+    rows = []
+    for arm, of in by_score.items():
+        rows.append(
+            [labels[arm], *(score_cell(n, of[n].difference, p=of[n].p) if n in of else NOTHING for n in columns)]
+        )
     about = (
         "On the same test patients of the hospitals that took part, all hospitals together: mean over seeds, 95 % "
         "interval over patients and seeds (5,000 replicates), and p of a permutation of the two methods' results "
@@ -73,16 +73,12 @@ def difference_table(tests: Sequence[Difference], labels: Mapping[str, str], ref
 
 def metric_table(tests: Sequence[Difference], labels: Mapping[str, str], reference: str, units: str) -> Table:
     """One arm minus another in every score (FedTAR, Table 5)."""
-    rows = [
-        [
-            heading(test.score),
-            *(number(shown(test.score, part), 2) for part in test.difference),
-            number(test.p),
-            *(f"{share:.0%}" for share in (test.win_rate, test.replicates_won)),
-            "no" if test.difference.low <= 0 <= test.difference.high else "yes",
-        ]
-        for test in tests
-    ]
+    rows = []
+    for test in tests:
+        ends = (number(shown(test.score, part), 2) for part in test.difference)
+        won = (f"{share:.0%}" for share in (test.win_rate, test.replicates_won))
+        beyond = "no" if test.difference.low <= 0 <= test.difference.high else "yes"
+        rows.append([heading(test.score), *ends, number(test.p), *won, beyond])
     heads = ["metric", "difference", "95 % from", "to", "p (Holm)"]
     heads += [f"{units} won", "replicates won", "interval excludes 0"]
     return Table(f"{labels[tests[0].arm]} against {labels[reference]}", "", heads, rows)

@@ -101,12 +101,9 @@ class Run:
         curves = {}
         for step, site in self.cells:
             rows, (numbers, counts) = self._rows[step, site], weights[site]
-            curves[step, site] = auc_of_draws(
-                [row["label"] for row in rows],
-                np.array([row["scores"] for row in rows]),
-                [numbers[row["patient_id"]] for row in rows],
-                counts,
-            )
+            scores = np.array([row["scores"] for row in rows])
+            who = [numbers[row["patient_id"]] for row in rows]
+            curves[step, site] = auc_of_draws([row["label"] for row in rows], scores, who, counts)
         return curves
 
     def reached(self, other: "Run") -> list[tuple[int, float] | None]:

@@ -49,7 +49,7 @@ def write_ct_series(
     y rises to the back, x to the patient's left; ``seed`` enters the identifiers, to keep two cohorts apart.
     """
     from pydicom.filebase import DicomBytesIO
-    from pydicom.filewriter import write_file_meta_info
+    from pydicom.filewriter import write_dataset, write_file_meta_info
     from pydicom.uid import UID
 
     if not 1 <= len(patient_id) <= 64 or "\\" in patient_id:
@@ -75,7 +75,12 @@ def write_ct_series(
     folder.mkdir(parents=True, exist_ok=True)
     files: list[Path] = []
     tags = (0x00080018, 0x00200013, 0x00200032, 0x00201041, 0x7FE00010)  # what differs from slice to slice
-    between = [_encoded(header[begin:end]) for begin, end in zip((0, *tags), tags, strict=False)]  # encoded once
+    between = []  # encoded once
+    for begin, end in zip((0, *tags), tags, strict=False):
+        encoded = DicomBytesIO()
+        encoded.is_little_endian, encoded.is_implicit_VR = True, False
+        write_dataset(encoded, header[begin:end])
+        between.append(encoded.getvalue())
     for k in range(slices):
         uid = content_uid("instance", series_uid, k)
         x, y, z = (_decimal(value) for value in (*origin_mm[:2], origin_mm[2] + k * dz))
@@ -92,16 +97,6 @@ def write_ct_series(
         files.append(folder / f"{k + 1:04d}.dcm")
         files[-1].write_bytes(file.getvalue())
     return files
-
-
-def _encoded(elements: Dataset) -> bytes:
-    from pydicom.filebase import DicomBytesIO
-    from pydicom.filewriter import write_dataset
-
-    file = DicomBytesIO()
-    file.is_little_endian, file.is_implicit_VR = True, False
-    write_dataset(file, elements)
-    return file.getvalue()
 
 
 def _decimal(value: float) -> str:

@@ -49,11 +49,9 @@ _SITES: tuple[tuple[float, int, str, float, float], ...] = (
 
 def scanner_of(view_mm: float, slices: int, kernel: str, offset: float, contrast: float) -> Scanner:
     """The scanner with this field of view, whose kernel is one of :data:`KERNELS`; offset and contrast in HU."""
-    smoothing, noise = KERNELS[kernel]
-    matrix = Scanner.matrix
-    pixel = round(view_mm / matrix, 4)
+    pixel = round(view_mm / Scanner.matrix, 4)
     spacing = (round(_COVERAGE_MM / slices, 4), pixel, pixel)
-    return Scanner(slices, matrix, spacing, smoothing, noise, offset, contrast, kernel)
+    return Scanner(slices, Scanner.matrix, spacing, *KERNELS[kernel], offset, contrast, kernel)
 
 
 def site_scanner(style: int) -> Scanner:

@@ -22,8 +22,10 @@ def kind_labeler() -> RuleLabeler:
         changes = [word.strip(" ,()").lower() for word in wording.changes.split("|")]
         words |= zip(changes, _DIRECTIONS.values(), strict=True)
         for kind, levels in scales.items():
-            levels.append({word: level for level, word in enumerate(wording.sizes[kind].split("|"))})
-    observations = [Observation(kind, entry["phrases"], ignore=entry.get("ignore", "")) for kind, entry in KIND.items()]
+            levels.append(dict(zip(wording.sizes[kind].split("|"), range(3), strict=True)))
+    observations = []
+    for kind, entry in KIND.items():
+        observations.append(Observation(kind, entry["phrases"], ignore=entry.get("ignore", "")))
     return RuleLabeler(observations, unsided=KIND.keys() - SIDED, degrees=scales, changes=words)
 
 

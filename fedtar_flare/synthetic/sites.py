@@ -33,8 +33,7 @@ def write_sites(
     """
     if len(set(names)) != len(names):
         raise ConfigError(f"a site is named twice: {', '.join(names)}")
-    taken = [str(out / name) for name in names if (out / name).exists()]
-    if taken:
+    if taken := [str(out / name) for name in names if (out / name).exists()]:
         raise ConfigError(f"{taken[0]} is there already; name another folder, or delete it first")
     written = []
     for name in names:

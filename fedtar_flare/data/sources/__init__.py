@@ -13,8 +13,7 @@ from fedtar_flare.core.settings import suggestion
 if TYPE_CHECKING:
     from fedtar_flare.data.sources.reading import Reading
 
-READERS = ("manifest", "mimic_cxr", "ct_rate", "iu_xray", "chexpert_plus", "covid_chestxray")
-"""Names of the sources."""
+READERS = ("manifest", "mimic_cxr", "ct_rate", "iu_xray", "chexpert_plus", "covid_chestxray")  # names of the sources
 
 
 def read_source(name: str, path: Path, options: Mapping[str, Any] | None = None) -> Reading:

@@ -9,8 +9,6 @@ The table numbers a patient's reports (``patient_report_date_order``) and has no
 dates is in doubt, so they must be asked for: ``undated: order`` takes them as days after 2000-01-01.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping
 from datetime import timedelta

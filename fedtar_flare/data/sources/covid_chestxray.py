@@ -5,8 +5,6 @@ days since the first symptoms (possibly negative), orders a patient's visits but
 the hospital and so divides the collection into natural sites: Spain, Australia and others.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace

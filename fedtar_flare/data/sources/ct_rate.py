@@ -11,8 +11,6 @@ scans; a scan without a date is left out, since its letter is no date. So are vo
 the table of metadata (heads, mostly): without that list they would be taken for chests, and so it must be there.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -54,10 +52,8 @@ def read_ct_rate(path: Path, options: Mapping[str, Any] | None = None) -> Readin
     what = "the list of volumes that show no chest"
     listed = find_table(tables["metadata"].parent, (f"no_chest_{part}.txt",), what)
     no_chest = {line.strip().rpartition("/")[2] for line in read_lines(listed, what)}
-    texts = {
-        row["VolumeName"]: row
-        for row in rows_of(tables["reports"], ["VolumeName", *NEEDED_SECTIONS.values()], [*OPTIONAL_SECTIONS.values()])
-    }
+    columns = ["VolumeName", *NEEDED_SECTIONS.values()]
+    texts = {row["VolumeName"]: row for row in rows_of(tables["reports"], columns, [*OPTIONAL_SECTIONS.values()])}
     more = ("StudyTime", "NumberofSlices")
     details = {row["VolumeName"]: row for row in rows_of(tables["metadata"], METADATA_COLUMNS, more)}
     labels = label_table(option_path(path, options, "labels"), ("VolumeName",))

@@ -1,7 +1,5 @@
 """Dates, ages, sex and reports as people write them in tables. Each is either understood or refused, never guessed."""
 
-from __future__ import annotations
-
 import logging
 import re
 from datetime import datetime
@@ -21,8 +19,7 @@ MARKUP = {
     "is-pdf": re.compile(r"%PDF-\d|JVBERi0"),
     "is-xml": re.compile(r"<\?xml\b|\bxmlns(?::\w+)?\s*=|<(?:\w+:)?(?:ClinicalDocument|structuredBody|paragraph)\b"),
     "is-html": re.compile(rf"(?i)</?(?:{_TAGS})(?:\s[^<>]*)?/?>|<!(?:--|doctype)|&(?:nbsp|lt|gt|amp|quot|#x?\w+);"),
-}
-"""Marks of what is no plain text, by the reason under which it is refused."""
+}  # marks of what is no plain text, by the reason under which it is refused
 _ENCODED = re.compile(r"[A-Za-z0-9+/]{60,}")
 SEXES: dict[str, Sex] = {"F": "F", "FEMALE": "F", "M": "M", "MALE": "M"}
 

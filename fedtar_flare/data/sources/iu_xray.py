@@ -8,8 +8,6 @@ Without dates nothing here is longitudinal. The option ``undated: single`` is re
 one visit, and all get the date 2000-01-01. Age and sex are unknown too.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path

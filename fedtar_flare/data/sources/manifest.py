@@ -1,7 +1,5 @@
 """A hospital's own table of studies, CSV with one row per study (``docs/how-to/prepare-data.md`` has the columns)."""
 
-from __future__ import annotations
-
 import csv
 import difflib
 import io
@@ -27,6 +25,7 @@ LABELS = "labels"
 KNOWN = (*REQUIRED, *REPORTS, "age", "birth_date", "sex", LABELS, "split", "institution", "lateral")
 MODALITY, HEAD_BYTES = 0x00080060, 1 << 20
 """The tag, which is one of the first in a file, and how many bytes of the file are searched for it."""
+NO_SEX = ("", "U", "UNKNOWN", "O", "OTHER", "X", "D", "NA", "N/A")
 _FORMULA = re.compile(r"\s*'*[=+@-]")
 
 
@@ -53,7 +52,10 @@ def read_manifest(path: Path, options: Mapping[str, Any] | None = None) -> Readi
                 split = row.get("split", "").lower()
                 if split and split not in SPLITS:
                     raise DataError(f"{where} 'split': '{split}' is not one of {', '.join(SPLITS)}", reason="bad-split")
-                reading.add(visit, _sex(row, where), row.get("institution", ""), f"{table}, row {number}")
+                text = row.get("sex", "")
+                if (sex := sex_of(text)) is None and text.upper() not in NO_SEX:
+                    logger.warning("%s 'sex': '%s' is not F or M and is taken as unknown", where, text)
+                reading.add(visit, sex, row.get("institution", ""), f"{table}, row {number}")
                 if split:
                     reading.stated[visit.patient_id].add(split)
     return reading
@@ -107,14 +109,6 @@ def _modality(image: Path) -> Modality:
         start = io.BytesIO(file.read(HEAD_BYTES))
         header = read_partial(start, stop_when=lambda tag, *_: int(tag) > MODALITY, specific_tags=[MODALITY])
         return "radiograph" if header.get("Modality") in ("CR", "DX") else "ct"
-
-
-def _sex(row: Row, where: str) -> Any:
-    text = row.get("sex", "")
-    sex = sex_of(text)
-    if sex is None and text.upper() not in ("", "U", "UNKNOWN", "O", "OTHER", "X", "D", "NA", "N/A"):
-        logger.warning("%s 'sex': '%s' is not F or M and is taken as unknown", where, text)
-    return sex
 
 
 def without_mark(cell: str) -> str:

@@ -9,8 +9,6 @@ name, so that the choice never varies; the study's first lateral one by name goe
 its radiographs is a visit, laterals too.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
@@ -39,7 +37,13 @@ def read_mimic_cxr(path: Path, options: Mapping[str, Any] | None = None) -> Read
     if not reports.is_dir():
         raise ConfigError(f"source 'mimic_cxr': the folder of reports {reports} is not there")
     reports = reports / "files" if (reports / "files").is_dir() else reports
-    people = _people(option_path(path, options, "patients"))
+    people: dict[str, Person] = {}
+    of_people = option_path(path, options, "patients")
+    for row in rows_of(of_people, ("subject_id", "gender", "anchor_age", "anchor_year")) if of_people else ():
+        try:
+            people[row["subject_id"]] = (age_of(row["anchor_age"]), int(row["anchor_year"]), sex_of(row["gender"]))
+        except (DataError, ValueError) as error:
+            raise ConfigError(f"{of_people}: subject {row['subject_id']}: {error}") from error
     split = options.get("split")
     official = None if split is None else _official(path, split)
     labels = label_table(option_path(path, options, "labels"), ("subject_id", "study_id"))
@@ -86,16 +90,6 @@ def _preference(image_row: Row) -> tuple[int, str, str, int, str]:
     pixels = int(size[0]) * int(size[1]) if all(text.isdecimal() for text in size) else 0
     view = FRONTAL.index(image_row["ViewPosition"].upper())
     return view, image_row["StudyDate"], clock_of(image_row["StudyTime"]), -pixels, image_row["dicom_id"]
-
-
-def _people(table: Path | None) -> dict[str, Person]:
-    people: dict[str, Person] = {}
-    for row in rows_of(table, ("subject_id", "gender", "anchor_age", "anchor_year")) if table else ():
-        try:
-            people[row["subject_id"]] = (age_of(row["anchor_age"]), int(row["anchor_year"]), sex_of(row["gender"]))
-        except (DataError, ValueError) as error:
-            raise ConfigError(f"{table}: subject {row['subject_id']}: {error}") from error
-    return people
 
 
 def _official(path: Path, split: Any) -> dict[str, Split]:

@@ -1,7 +1,5 @@
 """CSV tables: those of public collections, plain or gzipped, and a hospital's own."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

@@ -77,8 +77,7 @@ def _stack(series: Series, min_slices: int) -> tuple[list[Slice], float, list[No
     with _refusing_scouts(slices, min_slices):
         _check_alike(slices, where)
     normal = slices[0].normal
-    slices = sorted(slices, key=lambda s: float(s.position @ normal))
-    slices, more = _one_acquisition(slices, normal, where)
+    slices, more = _one_acquisition(sorted(slices, key=lambda s: float(s.position @ normal)), normal, where)
     notes += more
     with _refusing_scouts(slices, min_slices):
         if len(slices) < min_slices:

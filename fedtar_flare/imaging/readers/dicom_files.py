@@ -297,7 +297,10 @@ def read_header(source: Source, tags: Sequence[BaseTag | int] = TAGS) -> Header 
             if not pixels and held < size:
                 text_ = f"{name}: no pixels within its first {held:,} bytes; unpack the archive"
                 raise DataError(text_, reason="too-large")
-            cut = not pixels and (offset > size or _ends_short(dataset))
+            items = map(dataset.get_item, dataset.keys())  # iterating the dataset itself would decode every element
+            values = ((getattr(item, "value", None), getattr(item, "length", 0)) for item in items)
+            short = (isinstance(value, bytes) and len(value) < length < UNDEFINED for value, length in values)
+            cut = not pixels and (offset > size or any(short))
             stated = str(getattr(dataset.file_meta, "TransferSyntaxUID", "") or "")
         except (DataError, MemoryError):
             raise
@@ -315,13 +318,6 @@ def read_header(source: Source, tags: Sequence[BaseTag | int] = TAGS) -> Header 
     vr, length = pixels[0] if pixels else (None, UNDEFINED)
     at = None if syntax == DeflatedExplicitVRLittleEndian else offset
     return Header(source, dataset, syntax, bool(pixels), at, size, None if length == UNDEFINED else length, vr)
-
-
-def _ends_short(dataset: Dataset) -> bool:
-    """Tell whether some value has fewer bytes than its header states."""
-    items = map(dataset.get_item, dataset.keys())  # iterating the dataset itself would decode every element
-    values = ((getattr(item, "value", None), getattr(item, "length", 0)) for item in items)
-    return any(isinstance(value, bytes) and len(value) < length < UNDEFINED for value, length in values)
 
 
 def is_companion(name: str) -> bool:

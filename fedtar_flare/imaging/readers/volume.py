@@ -58,11 +58,9 @@ def check_air(hu: np.ndarray, where: str) -> None:
     step = max(1, hu.shape[0] // 16)
     sample = hu[::step, ::8, ::8]
     if not np.any((sample >= -1100) & (sample <= -300)):
-        held = f"no voxel is air (values {sample.min()} to {sample.max()})"
-        raise DataError(
-            f"{where}: {held}: no Hounsfield units of a chest; are slope and intercept applied?",
-            reason="implausible-hu",
-        )
+        held = f"{where}: no voxel is air (values {sample.min()} to {sample.max()})"
+        text = f"{held}: no Hounsfield units of a chest; are slope and intercept applied?"
+        raise DataError(text, reason="implausible-hu")
     if hu[::step].max() <= ONLY_AIR_HU:
         raise DataError(f"{where}: nothing but air", reason="blank")
 
