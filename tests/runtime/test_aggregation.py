@@ -183,7 +183,7 @@ def test_an_update_that_is_half_written_or_lost_its_end_is_never_summed(tmp_path
             spilled.mean({"site-a": 1.0})
 
 
-FEW, MANY = 8, 32
+FEW, MANY = 4, 16
 LARGE = {
     f"base_model.model.{i}.lora_{x}.weight": size for i in range(4) for x, size in (("A", (4, 1616)), ("B", (3232, 4)))
 }
