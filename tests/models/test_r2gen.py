@@ -164,14 +164,6 @@ def test_logits_are_those_of_one_text_of_image_prompts_and_report(folder, prompt
     assert states.shape == (2, 6, WIDTH)
 
 
-def test_its_outline_needs_no_weights_and_bars_words_and_output(folder):
-    config = config_of(folder)
-    known = outline(config)
-    assert known.parameters == sum(p.numel() for p in build_model(config).parameters())
-    assert {"decoder.lm.lm_head", "decoder.lm.model.embed_tokens"} <= known.barred
-    assert len(known.targeted(config.lora_targets)) == 4
-
-
 def test_a_draft_ends_at_each_of_several_ends(folder, tmp_path):
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [5, 7, 9]}')

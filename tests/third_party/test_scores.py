@@ -1,18 +1,15 @@
 """What a score and a labeler of another package can do, and what a hospital decides."""
 
-import json
 from dataclasses import replace
 from types import SimpleNamespace
 
 import devices
 import pytest
-from command import passing
 from hospital_site import write_site_files
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtar_flare.core.errors import ConfigError, ExchangeError
-from fedtar_flare.learning.evaluation import write_report_scores
 from fedtar_flare.metrics.registry import OWN, SCORES, _compute_foreign, scores_of
 from fedtar_flare.metrics.reports import Reports
 from fedtar_flare.metrics.score import Score
@@ -93,16 +90,6 @@ def test_the_server_takes_it_within_its_bounds_and_names_one_that_is_not_install
     else:
         check_scores(reply, 1)
         assert reply.payload["scores"].all["word_overlap"] == 0.5
-
-
-@pytest.mark.parametrize("labeler, reports", [("devices", 5), ("chexpert-rules", 4)])
-def test_a_labeler_labels_a_run_s_reports_and_rules_those_in_english_alone(announced, tmp_path, labeler, reports):
-    texts = [*TEXTS, ("Kein Pneumothorax, port.", "Port.")]
-    rows = [{"reference": r, "text": text, "personal": True} for r, text in texts]
-    write_report_scores(tmp_path, 1, rows)
-    scores = json.loads(passing("score", tmp_path, "--labeler", labeler, "--json"))
-    assert scores["reports"] == reports
-    assert labeler != "devices" or scores["averages"]["micro"]["f1"] == pytest.approx(6 / 7)
 
 
 @pytest.mark.slow
