@@ -21,6 +21,7 @@ from fedtar_flare.models.adapters.lora import add_lora
 from fedtar_flare.models.build import build_model
 from fedtar_flare.models.config import RANDOM, ImageModelConfig, ModelConfig, preset
 from fedtar_flare.models.encoders import SliceEncoder, TimmEncoder, build_encoder
+from fedtar_flare.models.volume_encoder import NARROWEST, STRIDE, HUWindow, VolumeEncoder, monai_names
 from fedtar_flare.models.weights import load_weights
 
 if TYPE_CHECKING:
@@ -33,27 +34,33 @@ _LEFT = ("head", "fc", "classifier", *_DECODER)
 _HEAD_STD = 0.02
 _HEAD = ("head.weight", "head.bias")
 _ADAPTED = {"lora": ("query", "key", "value"), "ia3": ("key", "value")}
-SIZES: dict[str, tuple[int, int, int]] = {
-    "embed_dim": (64, 8, 65536), "depth": (3, 1, 100), "num_heads": (4, 1, 65536), "patch_size": (8, 1, 1024),
-}  # fmt: skip
-"""Sizes of a ViT without a name: default, least and most."""
-_DEFAULTS = "; ".join(f"{name}={size}" for name, (size, *_) in SIZES.items())
+SIZES: dict[str, dict[str, tuple[int, int, int]]] = {
+    "vit": {"embed_dim": (64, 8, 65536), "depth": (3, 1, 100), "num_heads": (4, 1, 65536), "patch_size": (8, 1, 1024)},
+    "swin_unetr": {"feature_size": (48, NARROWEST, 384), "window_size": (7, 2, 16)},
+}
+"""Sizes of encoders without a name: default, least and most. A published Swin UNETR has a window of 7 tokens."""
+_DEFAULTS = "; ".join(f"{name}={size}" for sizes in SIZES.values() for name, (size, *_) in sizes.items())
 
 
 class ClassifierConfig(ImageModelConfig):
     """Settings of a classifier: its frozen encoder, adapter and head."""
 
-    encoder: Literal["small", "tiny", "vit", "timm"] = Field(
+    encoder: Literal["small", "tiny", "vit", "timm", "swin_unetr"] = Field(
         "small",
         description="'small': of the shipped report generator; 'tiny': the same, random (tests); 'vit': a ViT of the "
-        "sizes below; 'timm': a named one",
+        "sizes below; 'timm': a named one; 'swin_unetr': MONAI's, of whole CT volumes",
     )
     encoder_weights: str | None = Field(
         None,
-        description="local safetensors file of the weights of 'vit' or 'timm' (RETFound); "
+        description="local safetensors file of the weights of 'vit', 'timm' (RETFound) or 'swin_unetr' (VoCo); "
         "'random': none of the named encoder's own are loaded (tests)",
     )
-    encoder_config: dict[str, int] = Field({}, description=f"sizes of 'vit' that differ from the defaults: {_DEFAULTS}")
+    encoder_config: dict[str, int] = Field(
+        {}, description=f"sizes of 'vit' or 'swin_unetr' that differ from the defaults: {_DEFAULTS}"
+    )
+    hu_window: HUWindow = Field(
+        "lung", description="window of a CT for 'swin_unetr': one, as the published weights have, or 'all' three"
+    )
     adapter: Literal["lora", "ia3"] = Field("lora", description="low-rank factors, or scales of keys and values")
     rank: int = Field(2, ge=1, description="rank of LoRA, whose scale is 1")
     targets: tuple[str, ...] | None = Field(
@@ -65,7 +72,7 @@ class ClassifierConfig(ImageModelConfig):
     def validation_errors(self) -> Iterator[tuple[str, str]]:
         if problem := problem_of(self.targets or ()):
             yield "targets", problem
-        known = SIZES if self.encoder == "vit" else {}
+        known = SIZES.get(self.encoder, {})
         for name, value in self.encoder_config.items():
             if name not in known:
                 yield "encoder_config", f"of {', '.join(known) or 'no size'} with encoder='{self.encoder}'"
@@ -80,11 +87,22 @@ class ClassifierConfig(ImageModelConfig):
             yield "image_size", f"a multiple of patch_size={sizes['patch_size']}"
         if self.encoder == "vit" and sizes["embed_dim"] % sizes["num_heads"]:
             yield "encoder_config", "of an embed_dim that is a multiple of num_heads"
+        if self.whole_volumes:
+            for name in ("slices", "image_size"):
+                if getattr(self, name) % STRIDE:
+                    yield name, f"a multiple of {STRIDE} with encoder='swin_unetr', whose grid it is"
+            if sizes["feature_size"] % NARROWEST:
+                yield "encoder_config", f"of a feature_size that is a multiple of {NARROWEST}"
 
     @property
     def sizes(self) -> dict[str, int]:
-        """Sizes of 'vit', as timm names them."""
-        return {name: size for name, (size, *_) in SIZES.items()} | self.encoder_config
+        """Sizes of 'vit' or 'swin_unetr', as timm and MONAI name them; empty for the others."""
+        return {name: size for name, (size, *_) in SIZES.get(self.encoder, {}).items()} | self.encoder_config
+
+    @property
+    def whole_volumes(self) -> bool:
+        """Whether the encoder sees a CT as one volume."""
+        return self.encoder == "swin_unetr"
 
     @property
     def adapted_layers(self) -> tuple[str, ...]:
@@ -95,9 +113,9 @@ class ClassifierConfig(ImageModelConfig):
 
 
 class Classifier(nn.Module):
-    """Mean of the pooled features of a study's slices, and a linear head."""
+    """Mean of the pooled features of a study's slices (or of a volume), and a linear head."""
 
-    def __init__(self, encoder: SliceEncoder, seed: int):
+    def __init__(self, encoder: SliceEncoder | VolumeEncoder, seed: int):
         super().__init__()
         self.encoder = encoder
         self.head = nn.Linear(encoder.width, CLASSES)
@@ -108,6 +126,12 @@ class Classifier(nn.Module):
 
     def forward(self, batch: ImageBatch) -> Tensor:
         """Logits (B, 2)."""
+        return self.head(self.features(batch))
+
+    def features(self, batch: ImageBatch) -> Tensor:
+        """Features (B, C)."""
+        if isinstance(self.encoder, VolumeEncoder):
+            return self.encoder(batch)
         images = batch.images.flatten(0, 1)
         if isinstance(self.encoder, TimmEncoder):
             backbone: Any = self.encoder.backbone
@@ -117,7 +141,7 @@ class Classifier(nn.Module):
             pooled = F.layer_norm(self.encoder(images).mean(1), (self.encoder.width,))
         slices = pooled.unflatten(0, batch.images.shape[:2])
         mask = batch.slice_mask[..., None].to(slices.dtype)
-        return self.head((slices * mask).sum(1) / mask.sum(1).clamp(min=1))
+        return (slices * mask).sum(1) / mask.sum(1).clamp(min=1)
 
 
 def bare_classifier(config: ClassifierConfig, local_paths: Mapping[str, Path | None] | None = None) -> Classifier:
@@ -136,8 +160,8 @@ def build_classifier(config: ClassifierConfig, local_paths: Mapping[str, Path | 
     return add_lora(classifier, targets=targets, rank=rank, alpha=rank, seed=config.seed, extra=_HEAD).eval()
 
 
-def _encoder(config: ClassifierConfig, local_paths: Mapping[str, Path | None]) -> SliceEncoder:
-    encoder: SliceEncoder
+def _encoder(config: ClassifierConfig, local_paths: Mapping[str, Path | None]) -> SliceEncoder | VolumeEncoder:
+    encoder: SliceEncoder | VolumeEncoder
     sizes: dict[str, Any] = config.sizes
     if config.encoder in ("small", "tiny"):
         return build_model(preset(config.encoder, seed=config.seed)).encoder
@@ -146,11 +170,13 @@ def _encoder(config: ClassifierConfig, local_paths: Mapping[str, Path | None]) -
 
         vit = VisionTransformer(img_size=config.image_size, num_classes=0, **sizes)
         encoder = TimmEncoder(vit, sizes["embed_dim"], config.image_statistics)
+    elif config.encoder == "swin_unetr":
+        encoder = VolumeEncoder(hu_window=config.hu_window, **sizes)
     else:
         shared = {name: getattr(config, name) for name in ("image_size", "image_statistics", "encoder_name")}
         named = ModelConfig(preset="classifier", encoder="timm", **shared).with_local_paths(local_paths)
         encoder, _ = build_encoder(named, load_pretrained=config.encoder_weights is None)
     if config.encoder_weights not in (None, RANDOM):
         path = local_paths.get(config.encoder_weights) or Path(config.encoder_weights).expanduser()
-        load_weights(encoder.backbone, path, _LEFT)
+        load_weights(encoder.backbone, path, monai_names if config.whole_volumes else dict, _LEFT)
     return encoder

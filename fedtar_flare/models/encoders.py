@@ -18,23 +18,29 @@ KINDS = ("image", "report")
 KIND_SIZE, TIME_SIZE = 1.0, 0.3
 
 
-class SliceEncoder(nn.Module):
-    """A backbone of ``width`` channels for all slices, normalised by the ``statistics`` (:data:`STATISTICS`) that it
-    learned by; always in eval mode, else BatchNorm statistics would drift at each site.
-    """
+class EvalEncoder(nn.Module):
+    """A backbone of ``width`` channels, always in eval mode, else BatchNorm statistics would drift at each site."""
+
+    def __init__(self, backbone: nn.Module, width: int):
+        super().__init__()
+        self.backbone = backbone
+        self.width = width
+        self.eval()
+
+    def train(self, mode: bool = True) -> Self:
+        return super().train(False)
+
+
+class SliceEncoder(EvalEncoder):
+    """A backbone for all slices, which are normalised by the ``statistics`` (:data:`STATISTICS`) that it learned by."""
 
     def __init__(self, backbone: nn.Module, width: int, statistics: Statistics):
-        super().__init__()
-        self.backbone, self.width = backbone, width
-        self.eval()
+        super().__init__(backbone, width)
         shift, scale = (torch.tensor(values) for values in STATISTICS[statistics])
         self.register_buffer("pixel_scale", (0.5 / scale).view(3, 1, 1), persistent=False)
         self.register_buffer("pixel_shift", ((0.5 - shift) / scale).view(3, 1, 1), persistent=False)
         self.pixel_scale: Tensor
         self.pixel_shift: Tensor
-
-    def train(self, mode: bool = True) -> Self:
-        return super().train(False)
 
     def forward(self, images: Tensor) -> Tensor:
         """Tokens (N, T, width) of uint8 images (N, 3, H, W)."""

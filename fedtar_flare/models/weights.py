@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.files import checksum, open_regular, write_bytes
+
+Named = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 
 PATIENTS = "fedtar_patients"
 # one tensor of a GPT-2 by two names, which safetensors refuses
@@ -63,7 +65,7 @@ def training_patients(path: Path) -> frozenset[str]:
     return frozenset()
 
 
-def load_weights(model: nn.Module, path: Path, leave: Sequence[str] = ()) -> None:
+def load_weights(model: nn.Module, path: Path, named: Named = dict, leave: Sequence[str] = ()) -> None:
     """Copy a weights file into the model, which keeps its precision and device."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -71,7 +73,7 @@ def load_weights(model: nn.Module, path: Path, leave: Sequence[str] = ()) -> Non
     try:
         file = path / "model.safetensors" if path.is_dir() else path
         open_regular(file).close()
-        loaded = load_file(file)
+        loaded = named(load_file(file))
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"weights file {path} cannot be read: {error}") from error
     tensors = model_tensors(model)

@@ -19,7 +19,7 @@ from fedtar_flare.core.files import read_json, write_json
 from fedtar_flare.provision.status import FINISHED, open_session, wait_for_sites
 from fedtar_flare.record.events import Joined, Start
 from fedtar_flare.record.log import ROUNDS_FILE, of_kind, read_events
-from fedtar_flare.site.approval import SIGNATURES, only
+from fedtar_flare.site.approval import SIGNATURES, mappings, only
 
 if TYPE_CHECKING:
     from fedtar_flare.runtime.recipe import MethodRecipe
@@ -182,6 +182,7 @@ def continued_recipe(
 
     config = results.resolve().parent / "app_server" / "config"
     server = dict(only(config / SERVER_CONFIG, "workflows").get("args") or {})
+    components = mappings(read_json(config / SERVER_CONFIG), "components", config / SERVER_CONFIG)
     site = only(config / CLIENT_CONFIG, "executors")["executor"].get("args") or {}
     at_server, groups = server.pop("settings", None) or {}, dict(site.get("settings") or {})
     common = {name: server.pop(name, _default(name)) for name in ("num_rounds", "time_steps", "min_sites", "seed")}
@@ -190,6 +191,8 @@ def continued_recipe(
         common["time_steps"] += 1
     common |= {"num_rounds": common["num_rounds"] + rounds, "name": results.resolve().parents[2].name}
     common |= {name: site[name] for name in ("preset", "torch_threads") if name in site}
+    if tracker := next((entry for entry in components if entry.get("id") == "mlflow"), None):
+        common["mlflow"] = tracker["args"]["tracking_uri"]
     server |= at_server.get("server", {})
     _begin(server, str(results.resolve() / "checkpoint"), again)
     return MethodRecipe(server.pop("method"), server=server, **common, **groups)

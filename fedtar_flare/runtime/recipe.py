@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,8 @@ class MethodRecipe(Recipe):
     seed : int
     torch_threads : int
         Threads of one task at a site.
+    mlflow : str
+        Tracking URI of an MLflow server, to which the run's curves go as well; empty: to TensorBoard alone.
     server : dict, optional
         Fields of :class:`~fedtar_flare.runtime.server_config.ServerConfig`, and settings of the method's algorithm at
         the server.
@@ -114,6 +117,7 @@ class MethodRecipe(Recipe):
         min_sites: int | None = None,
         seed: int = 0,
         torch_threads: int = 1,
+        mlflow: str = "",
         server: Mapping[str, Any] | None = None,
         **groups: Mapping[str, Any] | None,
     ):
@@ -141,7 +145,7 @@ class MethodRecipe(Recipe):
             "seed": seed,
         }
         self._arguments = {"name": name, "preset": preset, **common, "min_sites": min_sites}
-        self._arguments |= {"torch_threads": torch_threads, "server": server, **groups}
+        self._arguments |= {"torch_threads": torch_threads, "mlflow": mlflow, "server": server, **groups}
 
         # 2. The controller takes the server's settings, and the groups of the method's own.
         if repeated := sorted(common.keys() & at_server.keys()):
@@ -172,9 +176,7 @@ class MethodRecipe(Recipe):
         for filter_type in (FilterType.TASK_DATA, FilterType.TASK_RESULT):  # FLARE knows no "*": each task by its name
             guard = OutboundGuard(methods=[method], extra_names=list(site_settings.lora.exchange))
             job.to_clients(guard, filter_type=filter_type, tasks=tasks)
-        from nvflare.app_opt.tracking.tb.tb_receiver import TBAnalyticsReceiver  # loads tensorboard: nothing for a site
-
-        job.to_server(TBAnalyticsReceiver(), id="tensorboard")
+        add_tracking(job, mlflow)
         super().__init__(job)
         self._run_in(simulator=True)
 
@@ -265,3 +267,17 @@ class _Job(FedJob):
                 for entry in config.get(key, []):
                     entry["tasks"].sort(key=self._tasks.index)
             file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+
+
+def add_tracking(job: FedJob, mlflow: str) -> None:
+    """Add the server's receivers of curves: TensorBoard's, and MLflow's with its tracking URI."""
+    from nvflare.app_opt.tracking.tb.tb_receiver import TBAnalyticsReceiver  # loads tensorboard: nothing for a site
+
+    job.to_server(TBAnalyticsReceiver(), id="tensorboard")
+    if not mlflow:
+        return
+    if find_spec("mlflow") is None:
+        raise ConfigError("mlflow: its client is missing: pip install 'fedtar_flare[mlflow]', here and at the server")
+    from fedtar_flare.runtime.mlflow_runs import MLflowRuns
+
+    job.to_server(MLflowRuns(mlflow, job.name), id="mlflow")

@@ -313,7 +313,7 @@ def box(run: Run, page: Path) -> str:
     if (adapter := run.folder / "adapter").is_dir():
         paths["adapter"] = adapter
     for path in _of_sites(run.start.run_id, "*.html") if run.start.run_id else ():
-        paths[f"page of {path.parent.name}"] = path
+        paths[f"{'phi' if path.stem == 'phi' else 'page'} of {path.parent.name}"] = path
     return closing_box(run, paths)
 
 

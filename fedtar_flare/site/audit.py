@@ -7,7 +7,7 @@ asks.
 The line is on the disk before the message leaves. Where it cannot be written, an error code without any content goes in
 the message's place. A line ends with ``prev``, the SHA-256 of the line before it (64 zeros in the first): a line that
 is changed, left out or put in breaks the chain at the next one. Lines cut off at the end, and whole files, leave no
-gap: for these, keep the digest of the last line, which ``fedtar audit --verify`` prints, on another machine.
+gap: for these, let the site file send every line's digest to a syslog on another machine.
 """
 
 import errno
@@ -17,6 +17,7 @@ import json
 import logging
 import os
 import re
+import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -32,13 +33,14 @@ from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 
-from fedtar_flare.core.errors import FedTARError
+from fedtar_flare.core.errors import ConfigError, FedTARError
 from fedtar_flare.core.files import clean, private_folder
 from fedtar_flare.core.settings import matches
 from fedtar_flare.protocol.contract import Contract
 from fedtar_flare.protocol.messages import ABSTAIN, HEADER, OK, TaskHeader
 from fedtar_flare.registry import contract_of
 from fedtar_flare.site.context import Site, state_of
+from fedtar_flare.site.site_file import SITE_FILE, load_site_config, sites_folder
 
 logger = logging.getLogger(__name__)
 FOLDER = "audit"
@@ -129,9 +131,15 @@ def describe_message(message: Shareable, fl_ctx: FLContext) -> dict[str, Any]:
 
 
 def write(site: Site, job: str, entry: Mapping[str, Any]) -> None:
-    """Append one entry to the job's file."""
+    """Append one entry to the job's file and send its digest to the site's syslog, if that can be reached."""
     line = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "job": job, "site": site.name, **entry}
-    append(_file(site, job), line)
+    digest = append(_file(site, job), line)
+    try:
+        if (address := _syslog_address(site)) is not None:
+            text = f"{entry.get('task')} {entry.get('outcome')} {entry.get('bytes', 0)} bytes"
+            send_to_syslog(address, f"{site.name} {_UNSAFE.sub('_', job)[:100]} {_UNSAFE.sub(' ', text)} {digest}")
+    except OSError as error:
+        logger.warning("an audit line was not sent to the syslog: %s", error)
 
 
 def require_writable(site: Site, fl_ctx: FLContext) -> None:
@@ -190,6 +198,26 @@ def totals(entries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{"job": job, "site": site, "run": run, **total} for (job, site, run), total in sums.items()]
 
 
+_syslog: dict[tuple[Any, ...], str | None] = {}
+"""Syslog addresses by site and by the identity of its site file, which is read once and not for every message."""
+
+
+def _syslog_address(site: Site) -> str | None:
+    """Where the site file wants digests sent; None: nowhere. A change of the file counts from the next message on."""
+    folder = sites_folder()
+    identity: tuple[Any, ...] = site.name, site.simulated, folder
+    for file in (*([folder / f"{site.name}.yaml"] if folder else []), site.workspace / "local" / SITE_FILE):
+        status = file.stat() if file.is_file() else None
+        identity += (file, status and (status.st_ino, status.st_size, status.st_mtime_ns))
+    if identity not in _syslog:
+        try:
+            config = load_site_config(site.name, workspace=site.workspace, simulator=site.simulated)
+        except ConfigError:  # every task is refused for it, and that is recorded too
+            return None
+        _syslog[identity] = config.syslog
+    return _syslog[identity]
+
+
 def _file(site: Site, job: str) -> Path:
     return site.records / FOLDER / f"{_UNSAFE.sub('_', job)[:100]}.jsonl"
 
@@ -211,8 +239,8 @@ def _names(names: Iterable[Any]) -> list[str]:
     return sorted(str(name)[:200] for name in names)
 
 
-def append(file: Path, entry: Mapping[str, Any]) -> None:
-    """Append an entry as one line, sync it to the disk, read it back.
+def append(file: Path, entry: Mapping[str, Any]) -> str:
+    """Append an entry as one line, sync it to the disk, read it back; returns the line's SHA-256.
 
     The file is made if need be, for its owner alone. A line that a kill cut off is taken away first: its message never
     left. Raises OSError, with the file as it was before, if the line is not on the disk whole.
@@ -236,6 +264,7 @@ def append(file: Path, entry: Mapping[str, Any]) -> None:
             os.fsync(folder)
         finally:
             os.close(folder)
+    return _digest(line[:-1])
 
 
 def try_to_write(file: Path) -> None:
@@ -253,7 +282,9 @@ def try_to_write(file: Path) -> None:
 
 @dataclass(frozen=True)
 class Verified:
-    """Result of :func:`verify`: the number of chained lines, the last one's digest, and the first problem, if any."""
+    """Result of :func:`verify`: the number of chained lines, the last one's digest (the syslog has it), and the first
+    problem, if any.
+    """
 
     file: Path
     lines: int
@@ -275,6 +306,19 @@ def verify(file: Path) -> Verified:
         before = _digest(line)
     cut = f"line {len(whole) + 1} is cut off (its message did not leave)" if rest else ""
     return Verified(file, len(whole), before, cut)
+
+
+def send_to_syslog(address: str, text: str) -> None:
+    """Send one datagram to a syslog at a socket's path, or ``host:port``; OSError also for a wrong address."""
+    message = f"<110>fedtar: {text}".encode()  # facility 13 (audit), informational
+    host, _, port = address.rpartition(":")
+    if address.startswith("/"):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.sendto(message, address)
+        return
+    family, kind, _, _, target = socket.getaddrinfo(host, int(port), type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as sender:
+        sender.sendto(message, target)
 
 
 @contextmanager

@@ -131,7 +131,7 @@ def _plan_patient(
             images.update(files_of(prepared, file_identity(visit.image)))
     result.remove += [(entry, f"prepared image of patient {patient}") for entry in sorted(images)]
     kinds = dict.fromkeys((EXAMPLES_FILE, EXAMPLES_PAGE), "example page with reports and images")
-    kinds["periods.html"] = "page of its patients' numbers"
+    kinds |= {"phi.html": "page with a point for each patient", "periods.html": "page of its patients' numbers"}
     kinds[f"{READING}*"] = "page of a blinded reading, or its key"
     kinds["export.key"] = "secret of the ids of exported pairs"
     kinds |= dict.fromkeys((f"{REPORT_SCORES}*", "ahead-*", f"{TASK_SCORES}*"), "scores of reports or images, with ids")

@@ -199,6 +199,11 @@ class SiteConfig(Settings):
         strict=False,
         description="what a job may ask; looser by default in a simulation and for synthetic data",
     )
+    syslog: str | None = Field(
+        None,
+        description="where the digest of each audit line is also sent: a socket such as /dev/log, or "
+        "<host>:<port> (UDP)",
+    )
     shares: tuple[Literal["features"], ...] | None = Field(
         None,
         description="what leaves beyond a method's own messages: 'features', rows of image features, each a mean over "
@@ -227,6 +232,8 @@ class SiteConfig(Settings):
             yield "source", f"one of {', '.join(SOURCES)}{suggestion(self.source, SOURCES)}"
         if self.source != "synthetic" and self.path is None:
             yield "path", f"given, as source '{self.source}' needs a path"
+        if self.syslog is not None and not re.fullmatch(r"/.+|[^/\s]+:\d{1,5}", self.syslog):
+            yield "syslog", "the path of a socket, or host:port"
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", self.device):
             yield "device", "auto, cpu, cuda or cuda:<i>"
         if self.processes > 1 and self.device.startswith("cuda:"):

@@ -126,7 +126,8 @@ def test_generate_refuses_what_cannot_be_right(results, site_state, a_study, tmp
 def test_the_sites_own_page_of_examples_has_no_identity_and_stays_at_the_site(place, results, site_state, hospitals):
     page = (site_state / "examples.html").read_text()
     assert "has to stay there" in page and "Reference report" in page
-    assert all(patient.name not in page for patient in Path(hospitals["north"]["manifest"]).parent.glob("patients/*"))
+    both = page + (site_state / "phi.html").read_text()
+    assert all(patient.name not in both for patient in Path(hospitals["north"]["manifest"]).parent.glob("patients/*"))
     assert not (results / "examples").exists(), "a manifest's reports are treated as real ones"
     pictures = {picture.encode() for picture in re.findall(r'data:image/png;base64,([^"]+)', page)}
     assert pictures and results.is_relative_to(place / "ws")

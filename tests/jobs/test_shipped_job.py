@@ -123,7 +123,7 @@ def test_a_run_leaves_everything_that_it_promises(finished):
         assert 0 <= metrics[key]["site-1"]["all"]["bleu_4"] <= 1
     alphas = metrics["numbers"]["alpha"]
     assert alphas == pytest.approx(recorded(results, Outer)[-1].alpha_after, abs=1e-6)
-    assert "BLEU-4" in printed and all(f"{name}.html" in printed for name in ("report", "examples"))
+    assert "BLEU-4" in printed and all(f"{name}.html" in printed for name in ("report", "examples", "phi"))
 
 
 @pytest.mark.slow

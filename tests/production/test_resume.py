@@ -248,7 +248,14 @@ def test_a_simulation_goes_on_with_the_settings_that_it_had(tmp_path, begins, mo
     }
     results = tmp_path / "job" / "server" / "simulate_job" / "fedtar"
     shutil.copytree(exported(tmp_path / "export", **said) / "app", results.parent / "app_server")
+    server_file = results.parent / "app_server" / "config" / "config_fed_server.json"
+    config = json.loads(server_file.read_text())
+    config["components"].append({"id": "mlflow", "path": "MLflowRuns", "args": {"tracking_uri": "http://there"}})
+    server_file.write_text(json.dumps(config))
+    curves = []
+    monkeypatch.setattr("fedtar_flare.runtime.recipe.add_tracking", lambda _, uri: curves.append(uri))
     recipe = continued_recipe(results, 2, begins, begins and "all")
+    assert curves == ["http://there"]
     if begins:
         said |= {"time_steps": 3, "data": PERIODS["data"] | {"periods": ["2019-04-01", begins], "replay_share": 1.0}}
     server = {"eta": 0.5, "resume_from": str(results / "checkpoint")}

@@ -1,8 +1,9 @@
-"""The audit holds what truly leaves: after all filters, names and norms alone."""
+"""The audit holds what truly leaves: after all filters, streams too, names and norms alone."""
 
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 from itertools import product
@@ -14,6 +15,7 @@ from command import failing, fedtar_here, passing
 from flare_context import A, B, context, message, task_header
 from hypothesis import given
 from hypothesis import strategies as st
+from kits import make_kit
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import make_reply
@@ -21,9 +23,11 @@ from nvflare.apis.shareable import make_reply
 from fedtar_flare.cli.site import HEAD, _audit_row
 from fedtar_flare.core.errors import FedTARError
 from fedtar_flare.protocol.messages import HEADER, STATUSES
+from fedtar_flare.site import audit
 from fedtar_flare.site.audit import AuditTrail, append, audit_files, read_audit, require_writable, totals, verify
 from fedtar_flare.site.context import Site, state_of
 from fedtar_flare.site.guard import OutboundGuard
+from fedtar_flare.site.site_file import load_site_config
 
 
 def leave(ctx, shareable, listeners=None):
@@ -173,11 +177,8 @@ except OSError as error:
 
 def test_a_changed_a_missing_and_an_added_line_break_the_chain(tmp_path):
     file = tmp_path / "a.jsonl"
-    digests = []
-    for number in range(6):
-        append(file, {"number": number})
-        digests.append(verify(file).digest)
-    assert len({*digests}) == verify(file).lines == 6 and not verify(file).problem
+    digests = [append(file, {"number": number}) for number in range(6)]
+    assert verify(file).digest == digests[-1] and verify(file).lines == 6 and not verify(file).problem
     lines = file.read_bytes().splitlines(keepends=True)
     for number in range(5):
         for forged in (
@@ -189,7 +190,7 @@ def test_a_changed_a_missing_and_an_added_line_break_the_chain(tmp_path):
             file.write_bytes(b"".join(forged))
             assert verify(file).problem, (number, forged)
     file.write_bytes(b"".join(lines[:4]))
-    assert not verify(file).problem and verify(file).digest == digests[3] != digests[-1], "whoever kept it sees so"
+    assert not verify(file).problem and verify(file).digest == digests[3] != digests[-1], "the syslog has the last one"
 
 
 def test_a_line_that_a_kill_cut_off_is_taken_away(tmp_path):
@@ -210,3 +211,30 @@ def test_the_command_verifies_and_says_where(tmp_path):
     file.write_text(file.read_text().replace('"bytes": 36', '"bytes": 35', 1))
     code, out, _ = fedtar_here("audit", tmp_path, "--verify", "--json")
     assert code == 1 and json.loads(out)[0]["lines"] == 1
+
+
+def test_the_site_file_is_read_once_for_all_messages_and_again_when_it_has_changed(tmp_path, monkeypatch):
+    reads = []
+    monkeypatch.setattr(audit, "load_site_config", lambda *_, **more: reads.append(1) or load_site_config(*_, **more))
+    kit = make_kit(tmp_path / "kit", "source: synthetic\n")
+    for more, count in (("", 1), ("syslog: /nowhere/log\n", 2), ("syslog: [\n", 4)):  # the last one is no site file
+        if more:
+            (kit / "local" / "fedtar.yaml").write_text(f"source: synthetic\n{more}")
+        for _ in range(2):
+            leave(context(kit), message(tensors()))
+        assert len(reads) == count
+    assert len(entries(kit)) == 6, "whatever the site file says, each message is recorded"
+
+
+def test_the_site_s_syslog_is_told_of_every_line_and_a_missing_one_stops_nothing(tmp_path):
+    kit = make_kit(tmp_path / "kit", f"source: synthetic\nsyslog: {tmp_path / 'log'}\n")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(tmp_path / "log"))
+        listener.settimeout(5)
+        leave(context(kit), message(tensors(), numbers={"samples": 987654}))
+        line = listener.recv(4096).decode()
+    assert line.startswith("<110>fedtar: site-1 job-1 train passed 36 bytes ")
+    assert line.split()[-1] == verify(audit_files(kit)[0]).digest and "987654" not in line
+    (tmp_path / "log").unlink()
+    leave(context(kit), message(tensors()))
+    assert len(entries(kit)) == 2

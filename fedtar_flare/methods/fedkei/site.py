@@ -24,6 +24,7 @@ from fedtar_flare.methods.fedkei.tasks import LocalTask, without_some
 from fedtar_flare.models.adapters.lora import shared_parameters
 from fedtar_flare.models.classifier import ClassifierConfig, bare_classifier, build_classifier
 from fedtar_flare.models.outline import EMBEDDING
+from fedtar_flare.models.volume_encoder import check_volumes
 from fedtar_flare.models.weights import with_fingerprint
 from fedtar_flare.protocol.contract import HANDSHAKE
 from fedtar_flare.protocol.exchange import Tensors
@@ -154,6 +155,8 @@ class FedKEISite(SiteStrategy):
     # ------------------------------------------------------------------ the three tasks
     def _handshake(self, task: Task) -> Answer:
         header, weights, state = task.header, task.weights, task.state
+        if self.settings.model.whole_volumes:
+            check_volumes({visit.modality for visit in task.cohort.visits})
         gives_start = header.initial_site == task.site.name
         if gives_start:
             require_start(task)

@@ -79,6 +79,9 @@ class AlphaConfig(Settings):
         0.7, gt=0, lt=1, description="start of every alpha_t under sigmoid; under softmax they start near 1/T"
     )
     eta: float = Field(1e-2, gt=0, description="rate of the outer step, AdamW's")
+    eta_schedule: Literal["constant", "inverse_sqrt"] = Field(
+        "constant", description="of eta over rounds: 'inverse_sqrt' is eta / sqrt(r), as the paper's analysis has it"
+    )
     hypergradient: Literal["first_order", "corrected"] = Field(
         "first_order",
         description="of the outer step: 'first_order' takes the sites' means as if they did not depend on earlier "

@@ -77,7 +77,8 @@ class TemporalResidualServer(ServerStrategy):
             by_mean = self.run.config.aggregation == "mean"
             pooled = pool_t_numbers(sent, reports) if by_mean else trimmed_mean(every, 0.5)
             retained = self.retained.shares(len(alphas)) if self.retained else None
-            norm = self.outer.step(hypergradient(pooled, alphas, taken, retained))
+            rate = r**-0.5 if self.settings.server.eta_schedule == "inverse_sqrt" else 1.0
+            norm = self.outer.step(hypergradient(pooled, alphas, taken, retained), rate)
         moved = self.policy.alphas(len(alphas)).detach().tolist()
         about = {"t_numbers": numbers, "left_out": left_out, "psi_grad_norm": norm}
         if self.retained:

@@ -137,6 +137,15 @@ class PatientLearner(ReportLearner):
                 stack.enter_context(self._site_head.with_initial_head())
             yield
 
+    def phi(self, samples: Sequence[Sample]) -> np.ndarray:
+        """phi (N, d), float32, of patients at their visits' ages and time step 1."""
+        assert self.patient is not None and self._mixture is not None
+        weight = self.patient.projection.weight
+        with torch.no_grad():
+            q = self._mixture.memberships(samples, self.cohort.key).to(weight)
+            phi = self.patient.embed(q, torch.ones(len(samples), dtype=torch.long, device=weight.device))
+        return phi.float().cpu().numpy()
+
     def shared_optimizer(self, parameters: Sequence[nn.Parameter], epochs: float) -> torch.optim.Optimizer:
         """With a head that is shared at its own rate."""
         if self.findings is None or not self._diagnosis.shared:

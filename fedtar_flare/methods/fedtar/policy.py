@@ -159,11 +159,12 @@ class OuterOptimizer:
     """AdamW on psi (weight decay .01, learning rate eta), one step a round."""
 
     def __init__(self, policy: AlphaPolicy, *, eta: float = 1e-2):
-        self.policy, self.parameters = policy, dict(policy.named_parameters())
+        self.policy, self.parameters, self.eta = policy, dict(policy.named_parameters()), eta
         self._adamw = torch.optim.AdamW(self.parameters.values(), lr=eta)
 
-    def step(self, gradient: torch.Tensor) -> float:
-        """``psi <- psi - eta grad_psi L``, given dL/dalpha (T,), or of the first steps; ``||grad_psi L||``."""
+    def step(self, gradient: torch.Tensor, rate: float = 1.0) -> float:
+        """``psi <- psi - rate eta grad_psi L``, given dL/dalpha (T,), or of the first steps; ``||grad_psi L||``."""
+        self._adamw.param_groups[0]["lr"] = rate * self.eta
         self._adamw.zero_grad()
         self.policy.alphas(len(gradient)).backward(gradient.double())
         gradients = [p.grad for p in self.parameters.values() if p.grad is not None]

@@ -1,11 +1,23 @@
-"""FedTAR's sections of the run page: alpha and the residual steps."""
+"""FedTAR's sections of the run page, alpha and the residual steps; and a site's own page of its patients' phi."""
 
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedtar_flare.core.files import PRIVATE, write_text
+from fedtar_flare.data.cohort import Sample
 from fedtar_flare.methods.fedtar.events import Alphas, Outer, Residual
 from fedtar_flare.methods.fedtar.policy import FIXED
 from fedtar_flare.reporting.format import number, significant
-from fedtar_flare.reporting.plots import Chart, Guide, Series
+from fedtar_flare.reporting.groups import AGES, age_of, sex_of
+from fedtar_flare.reporting.plots import Chart, Guide, Series, scatter, tsne
+from fedtar_flare.reporting.render import render
 from fedtar_flare.reporting.run import Run
 from fedtar_flare.reporting.section import Section, charts, left_out, norms, over_steps, table
+
+MOST_POINTS = 500
+"""Most patients on the page of phi: t-SNE of more takes longer than a second or two."""
 
 
 def alpha(run: Run) -> Section:
@@ -55,3 +67,19 @@ SECTIONS = (alpha, residual)
 
 def _text(values: list[float]) -> str:
     return " ".join(map(number, values))
+
+
+def write_phi_page(folder: Path, site: str, round_: int, samples: Sequence[Sample], phi: np.ndarray) -> Path:
+    """Write ``phi.html``, for its owner alone: t-SNE of N patients' ``phi`` (N, d) by age and sex (FedTAR, Fig. 3)."""
+    ages, sexes = [age_of(sample) for sample in samples], [sex_of(sample) for sample in samples]
+    plane, figures = tsne(phi).tolist(), []
+    for title, kinds, labels in (
+        ("By age, years", [name for *_, name in AGES], ages),
+        ("By sex", ["women", "men"], sexes),
+    ):
+        colours = {**dict(zip(kinds, range(6), strict=False)), "unknown": 6}
+        points = [(x, y, label) for (x, y), label in zip(plane, labels, strict=True)]
+        groups = {kind: (i, [point for point in points if point[2] == kind]) for kind, i in colours.items()}
+        figures.append(scatter(title, groups).figure())
+    text = render("phi_page.html", site=site, round=round_, n=len(phi), figures=figures, kind="")
+    return write_text(folder / "phi.html", text, PRIVATE)

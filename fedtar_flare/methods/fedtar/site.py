@@ -18,7 +18,9 @@ from fedtar_flare.methods.fedtar.config import EMBEDDING_DIM
 from fedtar_flare.methods.fedtar.demographics import DemographicMixture, fit_mixture
 from fedtar_flare.methods.fedtar.learner import PatientLearner
 from fedtar_flare.methods.fedtar.release import MOST_SHARE, released_t_numbers, require_spread
+from fedtar_flare.methods.fedtar.section import MOST_POINTS, write_phi_page
 from fedtar_flare.protocol.contract import HEAD_NAMES
+from fedtar_flare.reporting.plots import FEWEST
 from fedtar_flare.runtime.report_site import ReportSite
 from fedtar_flare.runtime.requirements import AdaptedModel
 from fedtar_flare.runtime.task import Task
@@ -114,6 +116,19 @@ class PatientSite(ReportSite):
             "key": key_check(cohort.key),
         }
         state.write("mixture", mixture.state(), about)
+
+    def evaluate(self, task: Task, learner: ReportLearner) -> dict[str, Any]:
+        """After the last round also write the site's own page of its patients' phi."""
+        payload, header = super().evaluate(task, learner), task.header
+        last = bool(payload) and header.round == header.rounds and not self.settings.patient.constant_q
+        if not last or not isinstance(learner, PatientLearner) or learner.patient is None:
+            return payload
+        first = {s.visit.patient_id: s for s in reversed(learner.cohort.samples("train"))}
+        samples = [*first.values()][:: -(-len(first) // MOST_POINTS) or 1]
+        if len(samples) >= FEWEST:
+            page = write_phi_page(task.state.folder, task.site.name, header.round, samples, learner.phi(samples))
+            task.logger.info(f"t-SNE of phi, for this site alone: {page}")
+        return payload
 
 
 def read_mixture(state: SiteState) -> tuple[DemographicMixture, dict[str, Any]]:

@@ -2,13 +2,16 @@
 
 import json
 
+import pytest
 from command import fedtar_here
 
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.methods.fedkei.mixing import BETA_LIMIT
 from fedtar_flare.methods.fedtar.config import EMBEDDING_DIM, AlphaConfig
 from fedtar_flare.methods.fedtar.policy import AlphaPolicy
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.presets import papers
+from fedtar_flare.runtime import recipe as recipes
 from fedtar_flare.runtime.recipe import MethodRecipe
 
 
@@ -54,3 +57,22 @@ def test_a_preset_of_a_paper_reaches_every_method_and_says_where_each_value_come
             assert rows[name]["source"].startswith("ours")
             assert [constants[part] for part in constants if part in name] in ([], [value])
         assert preset in fedtar_here("simulate", "--help")[1]
+
+
+def test_curves_go_to_mlflow_where_its_client_is_installed(monkeypatch):
+    monkeypatch.setattr(recipes, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'fedtar_flare\[mlflow\]'"):
+        FedTARRecipe(mlflow="http://localhost:5000")
+    monkeypatch.undo()
+    pytest.importorskip("mlflow")
+    from fedtar_flare.runtime.mlflow_runs import MLflowRuns
+
+    receiver = MLflowRuns("sqlite://", "job")
+    monkeypatch.setattr(MLflowRuns.__base__, "_mlflow_setup", lambda self, *_: made.append(_[3]))
+    monkeypatch.setattr(MLflowRuns.__base__, "save", lambda *_: None)
+    made = []
+    receiver._mlflow_setup("artifacts", "job", {}, ["site-1"], None)
+    receiver._init_buffer(["site-1"])
+    for origin in ("site-1", "server", "server", "site-2"):
+        receiver.save(None, None, origin)
+    assert made == [["site-1"], ["server"], ["site-2"]] and [*receiver.buffer] == ["site-1", "server", "site-2"]
