@@ -27,7 +27,7 @@ def add_commands(commands: Commands) -> None:
     command = add_command(commands, partition, "divide a collection into the sites of a simulated federation", examples)
     command.add_argument("source", help="manifest, mimic_cxr, ct_rate, iu_xray, chexpert_plus or covid_chestxray")
     command.add_argument("path", type=Path, help="the table or folder of the source")
-    how = "random: equal sizes; clusters: like reports together; dirichlet: ten such clusters spread unevenly"
+    how = "random: equal sizes; clusters: like reports together; dirichlet: classes of patients spread unevenly"
     command.add_argument("--by", required=True, choices=("institution", "random", "clusters", "dirichlet"), help=how)
     command.add_argument("-o", "--out", type=Path, required=True, help="folder to write into")
     command.add_argument("-n", "--sites", type=int, help="number of sites (not for institution)")
@@ -35,6 +35,9 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--time-steps", type=int, default=3, help="time steps of the printed counts (default 3)")
     unlike = "of dirichlet: small for unlike sites (default 0.5)"
     command.add_argument("--concentration", type=float, default=0.5, help=unlike)
+    command.add_argument(
+        "--labels", type=Path, help="of dirichlet: CSV of patient_id and label (default: ten clusters)"
+    )
     option = "an option of the source, as under 'options' in a site file (repeatable): --option same_day=merge"
     add_repeated(command, "--option", "NAME=VALUE", option)
 
@@ -65,7 +68,7 @@ def partition(arguments: argparse.Namespace) -> None:
     from fedtar_flare.curation.partition import partition_source
 
     where = given(arguments, "source", "path", "out", "by", "sites", "seed", "time_steps")
-    how = {"concentration": arguments.concentration, "options": pairs(arguments.option, "--option")}
+    how = given(arguments, "concentration", "labels") | {"options": pairs(arguments.option, "--option")}
     sites, left_out = partition_source(**where, **how)
     lines, width = [], max(len(site.site) for site in sites)
     for site in sites:

@@ -19,6 +19,7 @@ from fedtar_flare.data.sources import read_source
 from fedtar_flare.data.sources.fields import labels_text
 from fedtar_flare.data.sources.manifest import write_rows
 from fedtar_flare.data.sources.reading import Reading
+from fedtar_flare.data.sources.tables import rows_of
 
 WAYS = ("institution", "random", "clusters", "dirichlet")
 DRAWS = 1000
@@ -124,6 +125,7 @@ def partition_source(
     time_steps: int = 3,
     concentration: float = 0.5,
     classes: int = 10,
+    labels: Path | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> tuple[list[PartitionedSite], dict[str, int]]:
     """Divide a source into sites and write ``out/<site>/manifest.csv`` and ``out/sites/<site>.yaml``."""
@@ -149,7 +151,9 @@ def partition_source(
     elif by == "clusters":  # the largest first
         site_of = {patient_id: f"site-{n + 1}" for patient_id, n in report_clusters(patients, sites, seed).items()}
     else:
-        site_of = by_dirichlet(report_clusters(patients, classes, seed), sites, concentration, seed)
+        kinds: Mapping[str, object]
+        kinds = _labels(labels, patients) if labels else report_clusters(patients, classes, seed)
+        site_of = by_dirichlet(kinds, sites, concentration, seed)
     names = sorted(set(site_of.values()), key=lambda name: (len(name), name) if by != "institution" else (0, name))
     targets = [target for name in names for target in (out / name, out / "sites" / f"{name}.yaml")]
     if taken := [target for target in targets if target.exists()]:
@@ -186,3 +190,11 @@ def _write(name: str, out: Path, patients: Sequence[Patient], reading: Reading, 
     content = {"source": "manifest", "path": f"../{name}/manifest.csv", "options": options}
     write_text(site_file, yaml.safe_dump(content, sort_keys=False))
     return PartitionedSite(name, folder / "manifest.csv", site_file, len(patients), sum(steps), tuple(steps))
+
+
+def _labels(table: Path, patients: Sequence[Patient]) -> dict[str, str]:
+    labels = {row["patient_id"]: row["label"] for row in rows_of(table, ("patient_id", "label"))}
+    without = [patient.patient_id for patient in patients if not labels.get(patient.patient_id)]
+    if without:
+        raise ConfigError(f"{table}: {len(without)} patient(s) have no label, such as {without[0]}")
+    return {patient.patient_id: labels[patient.patient_id] for patient in patients}

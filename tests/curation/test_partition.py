@@ -151,6 +151,16 @@ def test_manifests_read_back_as_the_same_patients(manifest, tmp_path, by, how):
     assert seen == Counter(everyone.keys())
 
 
+def test_labels_of_ones_own(manifest, tmp_path):
+    labels = tmp_path / "labels.csv"
+    labels.write_text("patient_id,label\n" + "".join(f"p{i},{i % 2}\n" for i in range(12)))
+    sites, _ = partition_source("manifest", manifest, tmp_path / "out", by="dirichlet", sites=2, labels=labels)
+    assert sum(site.patients for site in sites) == 12
+    labels.write_text("patient_id,label\np1,a\n")
+    with pytest.raises(ConfigError, match=r"11 patient\(s\) have no label"):
+        partition_source("manifest", manifest, tmp_path / "b", by="dirichlet", sites=2, labels=labels)
+
+
 def test_a_manifest_with_institutions(manifest, tmp_path):
     lines = manifest.with_name("n.csv")
     rows = [f"p{i},2020-01-01,f.png,Clear.,{'Rome' if i < 3 else 'Turin'}" for i in range(7)]
