@@ -35,9 +35,7 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--time-steps", type=int, default=3, help="time steps of the printed counts (default 3)")
     unlike = "of dirichlet: small for unlike sites (default 0.5)"
     command.add_argument("--concentration", type=float, default=0.5, help=unlike)
-    command.add_argument(
-        "--labels", type=Path, help="of dirichlet: CSV of patient_id and label (default: clusters)"
-    )
+    command.add_argument("--labels", type=Path, help="of dirichlet: CSV of patient_id and label (default: clusters)")
     option = "an option of the source, as under 'options' in a site file (repeatable): --option same_day=merge"
     add_repeated(command, "--option", "NAME=VALUE", option)
 
