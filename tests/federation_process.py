@@ -39,7 +39,7 @@ time.time, time.time_ns = lambda: now() + ahead, lambda: now_ns() + int(ahead * 
 T = TypeVar("T")
 
 
-def wait_for(what: str, condition: Callable[[], T], timeout: float = 180) -> T:
+def wait_for(what: str, condition: Callable[[], T], timeout: float = 400) -> T:
     """The first true value of a condition; fails with ``what`` when none comes."""
     end = time.monotonic() + timeout
     while time.monotonic() < end:
@@ -214,7 +214,7 @@ class Federation:
     def status(self, job: str) -> str:
         return str(self.session().get_job_meta(job).get("status"))
 
-    def finished(self, job: str, timeout: float = 300) -> str:
+    def finished(self, job: str, timeout: float = 600) -> str:
         """The job's final status."""
 
         def done() -> str:
@@ -223,7 +223,7 @@ class Federation:
 
         return wait_for(f"job {job} ends\n{self.tail(job)}", done, timeout)
 
-    def completed(self, job: str, timeout: float = 300) -> Path:
+    def completed(self, job: str, timeout: float = 600) -> Path:
         """The results of a job, which must complete."""
         assert self.finished(job, timeout) == "FINISHED:COMPLETED", self.tail(job)
         return self.download(job)

@@ -9,7 +9,7 @@ from federation_process import SITES, wait_for
 
 from fedtar_flare.runtime.alarms import alarms
 
-pytestmark = [pytest.mark.production, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.production, pytest.mark.timeout(1800)]
 ADMIN, STAFF, LEAD, MEMBER = "admin@hub.org", "it@hospital-a.org", "lead@hub.org", "member@hospital-b.org"
 SITE, MARK = "hospital-a", "read_by_an_administrator"
 

@@ -14,7 +14,7 @@ from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.runtime.checkpoint import CheckpointFolder
 from fedtar_flare.site.context import state_of
 
-pytestmark = [pytest.mark.production, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.production, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def quiet(federation, tmp_path_factory):
     folder = tmp_path_factory.mktemp("quiet")
     recipe("quiet", 2, server={"step_time_limit": LIMIT}, **LONG).export(str(folder), byoc=False)
     jobs = [federation.submit(folder / "quiet") for _ in range(2)]
-    results = [federation.completed(identity, 400) for identity in jobs]
+    results = [federation.completed(identity) for identity in jobs]
     return [(last(folder), read_events(folder)) for folder in results]
 
 
@@ -47,7 +47,7 @@ def test_a_site_s_job_process_that_dies_is_started_again_and_nothing_changes(fed
     before = federation.job_process("hospital-b", identity)
     federation.kill(before)
     wait_for("it is started again", lambda: federation.job_process("hospital-b", identity) not in (None, before))
-    results = federation.completed(identity, 400)
+    results = federation.completed(identity)
     assert all(sorted(event.sites) == sorted(SITES) for event in steps(read_events(results)))
     check_same(last(results), quiet[0][0])
 
@@ -108,7 +108,7 @@ def test_a_site_whose_clock_is_a_day_ahead_changes_nothing(federation, job, quie
         log = federation.sites["hospital-b"] / identity / "log.txt"
         tomorrow = f"{datetime.now().astimezone() + timedelta(days=1):%Y-%m-%d}"
         wait_for("its log is a day ahead", lambda: log.is_file() and tomorrow in log.read_text(errors="replace"))
-        results = federation.completed(identity, 400)
+        results = federation.completed(identity)
         assert all(sorted(event.sites) == sorted(SITES) for event in steps(read_events(results)))
         check_same(last(results), quiet[0][0])
     finally:
@@ -140,7 +140,7 @@ def test_a_run_whose_job_ended_is_resumed_with_the_same_numbers(federation, job,
     if end == "aborted by the admin":
         check_not_resumed_by_another(federation, identity)
     resumed = resume(federation, identity)
-    results = federation.completed(resumed, 400)
+    results = federation.completed(resumed)
     kept = CheckpointFolder(federation.server / "fedtar_checkpoints" / identity).last()[0]
     assert kept.round == 1 and last(results).info["run_id"] == kept.info["run_id"]  # the same run, at the sites too
     assert [(event.round, event.step) for event in steps(read_events(results))] == [(2, 1), (2, 2)]

@@ -11,7 +11,7 @@ from nvflare.fuel.f3.cellnet.defs import CellChannel, CellChannelTopic, ReturnCo
 from nvflare.private.defs import InfoCollectorTopic, JobFailureMsgKey, RequestHeader, SysCommandTopic, TrainingTopic
 from sending import send
 
-pytestmark = [pytest.mark.production, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.production, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.site.cohort import load_cohort
 from fedtar_flare.site.site_file import load_site_config
 
-pytestmark = [pytest.mark.production, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.production, pytest.mark.timeout(1800)]
 A, B = SITES
 LEAD = "lead@hub.org"
 

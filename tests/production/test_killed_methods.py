@@ -13,7 +13,7 @@ from fedtar_flare.runtime.recipe import MethodRecipe
 from fedtar_flare.site.context import state_of
 from fedtar_flare.site.state import RUN
 
-pytestmark = [pytest.mark.production, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.production, pytest.mark.timeout(1800)]
 
 
 def test_a_killed_run_of_fedmrg_is_resumed_with_the_same_weights_and_bank(federation, exported):
@@ -24,7 +24,7 @@ def test_a_killed_run_of_fedmrg_is_resumed_with_the_same_weights_and_bank(federa
     round_1_is_whole(federation, identity)
     kill_server_process(federation, identity)
     resumed = resume(federation, identity)
-    results = federation.completed(resumed, 400)
+    results = federation.completed(resumed)
     assert [(event.round, event.step) for event in steps(read_events(results))] == [(2, 1)]
     end = last(results)
     assert sorted(end.method) == [f"bank/2/{site}" for site in SITES]
@@ -56,7 +56,7 @@ def test_a_run_of_fedkei_killed_at_probe_and_adapt_and_at_a_site_ends_with_the_s
     federation.kill(before)
     assert (2, 2) not in done(running), "killed within adapt"
     wait_for("it is started again", lambda: federation.job_process("hospital-b", running) not in (None, before))
-    results = federation.completed(running, 400)
+    results = federation.completed(running)
     assert [(event.round, event.step) for event in steps(read_events(results))] == [(2, 1), (2, 2)]
     assert all(sorted(event.sites) == sorted(SITES) for event in steps(read_events(results)))
     end, quiet = last(results), last(federation.completed(whole))

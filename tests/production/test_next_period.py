@@ -15,7 +15,7 @@ from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.reporting.run import read_run
 from fedtar_flare.site.context import state_of
 
-pytestmark = [pytest.mark.production, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.production, pytest.mark.timeout(1800)]
 A, B = SITES
 LEAD, KEY = "lead@hub.org", "ab" * 32
 DATA = {"alignment": "period", "periods": ["2019-04-01"], "synthetic_patients": 12}

@@ -22,7 +22,7 @@ from fedtar_flare.protocol.exchange import pairs
 from fedtar_flare.record.events import SHARED, End, Late, Step, Validation
 from fedtar_flare.record.log import of_kind, read_events
 
-pytestmark = [pytest.mark.production, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.production, pytest.mark.timeout(1800)]
 BEHIND, STRAIGHT = ("hospital-1", "hospital-2"), "hospital-3"
 RANKS = {"hospital-1": 1, "hospital-2": 2, "hospital-3": 4}
 """Greatest that a site file allows; the job asks for the last."""

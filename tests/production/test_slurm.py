@@ -13,7 +13,7 @@ from federation_process import BIN, SITES, Federation, free_port, recipe, wait_f
 from fedtar_flare.record.events import End, Step
 from fedtar_flare.record.log import of_kind, read_events
 
-pytestmark = [pytest.mark.production, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.production, pytest.mark.timeout(1800)]
 HERE = Path(__file__).parents[2]
 
 

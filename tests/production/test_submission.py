@@ -12,7 +12,7 @@ from federation_process import SITES, recipe, wait_for
 from fedtar_flare.record.events import End, Start, Step
 from fedtar_flare.record.log import of_kind, read_events
 
-pytestmark = [pytest.mark.production, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.production, pytest.mark.timeout(1800)]
 LEAD = "lead@hub.org"
 
 

@@ -13,7 +13,7 @@ from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.runtime.checkpoint import CheckpointFolder
 from fedtar_flare.runtime.recipe import MethodRecipe
 
-pytestmark = [pytest.mark.production, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.production, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_fedavg_is_guarded_audited_and_resumed(federation, exported, without_fed
 
     without_fedavg()
     resumed = resume(federation, identity)
-    results = federation.completed(resumed, 400)
+    results = federation.completed(resumed)
     events = read_events(results)
     assert [[step.round, step.step, *sorted(step.sites)] for step in of_kind(events, Step)] == [
         [2, t, *SITES] for t in (1, 2)

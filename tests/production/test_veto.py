@@ -10,7 +10,7 @@ from federation_process import SITES, wait_for
 from fedtar_flare.record.events import End, Step
 from fedtar_flare.record.log import of_kind, read_events
 
-pytestmark = [pytest.mark.production, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.production, pytest.mark.timeout(1800)]
 
 
 def test_a_site_pauses_and_joins_while_the_job_runs_and_is_watched(federation, exported):
@@ -44,7 +44,7 @@ def check_pause(federation, identity, kit):
         assert list(paused[0].sites) == ["hospital-a"]
     finally:
         passing("site", "join", "--kit", kit)
-    events = read_events(federation.completed(identity, 400))
+    events = read_events(federation.completed(identity))
     assert [event.status for event in of_kind(events, End)] == ["completed"]
     last = of_kind(events, Step)[-1]
     assert sorted([*last.sites, *last.abstained]) == sorted(SITES)

@@ -8,7 +8,7 @@ from fedtar_flare.models.adapters.peft_file import read_adapter, read_adapter_in
 from fedtar_flare.record.events import Step
 from fedtar_flare.record.log import of_kind, read_events
 
-pytestmark = [pytest.mark.production, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.production, pytest.mark.timeout(1800)]
 
 
 def test_both_hospitals_train_a_vision_language_model_and_its_adapter_is_kept(federation, exported):
