@@ -218,16 +218,22 @@ def prepare(arguments: argparse.Namespace) -> None:
     file, name = _site_file(arguments)
     config = read_site_file(file, simulated=True)  # no key is made for this; what is prepared does not depend on it
     with ProgressLine() as line:
-        model = preset(arguments.preset, **settings.get("model", {}))
-        data = build(DataConfig, settings.get("data"), "data")
-        how = given(arguments, "time_steps", "seed", "workers") | {"say": line, "every": line.every, "reports": False}
-        cohort, done = prepare_site(config, arguments.site or name, model=model, data=data, **how)
+        cohort, done = prepare_site(
+            config,
+            arguments.site or name,
+            model=preset(arguments.preset, **settings.get("model", {})),
+            data=build(DataConfig, settings.get("data"), "data"),
+            reports=False,
+            say=line,
+            every=line.every,
+            **given(arguments, "time_steps", "seed", "workers"),
+        )
     before = len(cohort.visits) - done.computed
     left_out = dict(sorted(cohort.rejected.items()))
     folder = cache_folder(config) / "prepared"
-    counts = {"prepared": done.computed, "there": before, "left_out": left_out, "folder": folder}
+    data = {"prepared": done.computed, "there": before, "left_out": left_out, "folder": folder}
     text = f"{file}: {done.computed} images prepared, {before} were there already ({folder})"
-    show(arguments, counts, text, *(f"  left out, {reason}: {n}" for reason, n in left_out.items()))
+    show(arguments, data, text, *(f"  left out, {reason}: {n}" for reason, n in left_out.items()))
 
 
 def _site_file(arguments: argparse.Namespace) -> tuple[Path, str]:

@@ -18,7 +18,8 @@ GROUPS = {
     "a site's data": ("init", "data"),
     "a site in a federation": ("doctor", "site", "audit", "health"),
     "admin of a federation": ("status", "watch", "resume", "continue", "forget", "release"),
-}  # commands as the help shows them
+}
+"""Commands as the help shows them."""
 
 EXAMPLES = """\
 examples:

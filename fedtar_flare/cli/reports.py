@@ -307,12 +307,16 @@ def warmstart(arguments: argparse.Namespace) -> None:
     settings = grouped(arguments.set, ("model", "data"))
     data = build(DataConfig, settings.get("data"), "--set data")
     images = tuple((cohort, cache_folder(config) / "prepared") for cohort, config in sites)
-    model = preset(arguments.preset, **{"seed": arguments.seed, **settings.get("model", {})})
-    corpus = Corpus(images, read_texts(arguments.texts) if arguments.texts else ())
-    config = PretrainingConfig(**given(arguments, "steps", "batch_size", "lr", "seed"))
-    how = given(arguments, "train", "vocabulary") | {"device": choose_device(arguments.device, "float32")[0]}
-    how |= {"transforms": data.transforms, "say": lambda line: print(line, file=sys.stderr, flush=True)}
-    about = warm_start(model, corpus, config, arguments.out, **how)
+    about = warm_start(
+        preset(arguments.preset, **{"seed": arguments.seed, **settings.get("model", {})}),
+        Corpus(images, read_texts(arguments.texts) if arguments.texts else ()),
+        PretrainingConfig(**given(arguments, "steps", "batch_size", "lr", "seed")),
+        arguments.out,
+        transforms=data.transforms,
+        device=choose_device(arguments.device, "float32")[0],
+        say=lambda line: print(line, file=sys.stderr, flush=True),
+        **given(arguments, "train", "vocabulary"),
+    )
     weights = arguments.out / "model.safetensors"
     lines = [f"validation studies: {name} {value:.3f}" for name, value in about["validation"].items()]
     show(arguments, {"weights": str(weights), **about}, *lines, f"Use it: --set model.weights={weights}")

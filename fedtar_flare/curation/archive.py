@@ -24,7 +24,8 @@ from fedtar_flare.data.sources.manifest import write_rows
 from fedtar_flare.data.sources.reading import by_reason, counts_text
 
 FRONTAL = {"PA": 0, "AP": 1}  # rank of a view among a study's radiographs; all others follow
-Holders = dict[Path, set[str]]  # UIDs of the studies that have images in a folder, zip or file, or below
+Holders = dict[Path, set[str]]
+"""UIDs of the studies that have images in a folder, zip or file, or below."""
 
 
 @dataclass
@@ -123,11 +124,17 @@ def write_manifest(index: Index, manifest: Path) -> int:
             index.problems.append(DataError(text, reason="no-report"))
             continue
         written.append(study)
-        row = {"patient_id": study.patient_id, "study_datetime": study.acquired.isoformat(" ", "seconds")}
-        row |= {"image": _relative(study.image, folder), "report": study.report.strip()}
-        row["report_path"] = _relative(study.report_file, folder) if study.report_file else ""
-        row["age"] = "" if study.age is None else f"{study.age:.2f}".rstrip("0").rstrip(".")
-        rows.append(row | {"sex": study.sex})
+        rows.append(
+            {
+                "patient_id": study.patient_id,
+                "study_datetime": study.acquired.isoformat(sep=" ", timespec="seconds"),
+                "image": _relative(study.image, folder),
+                "report": study.report.strip(),
+                "report_path": _relative(study.report_file, folder) if study.report_file else "",
+                "age": "" if study.age is None else f"{study.age:.2f}".rstrip("0").rstrip("."),
+                "sex": study.sex,
+            }
+        )
     if not rows:
         reasons = counts_text(index.rejected()) or "no study"
         raise DataError(f"the manifest would have no study ({reasons})", reason="no-patient")

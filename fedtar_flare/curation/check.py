@@ -161,8 +161,9 @@ def check(target: Path, *, workers: int = 1, thumbnails: int = 24, say: Any = No
     patients = [patient for patient in patients if not excluded & ids_of(patient.patient_id)]
     visits = sorted((v for p in patients for v in p.visits), key=lambda v: (v.acquired, v.visit_id))
     shown = {round(i) for i in np.linspace(0, len(visits) - 1, max(0, min(thumbnails, len(visits))))}
-    of_all = [{"image": str(v.image), "modality": v.modality, "limits": limits} for v in visits]
-    items = [item | {"thumbnail": i in shown} for i, item in enumerate(of_all)]
+    items = []
+    for i, v in enumerate(visits):
+        items.append({"image": str(v.image), "modality": v.modality, "thumbnail": i in shown, "limits": limits})
     progress = Progress("image", len(items), say or (lambda line: None), every)
     start, outcomes = time.monotonic(), dict[int, Any]()
     for i, outcome in each(check_task, items, workers, limits.seconds_per_study):
@@ -183,11 +184,12 @@ def check(target: Path, *, workers: int = 1, thumbnails: int = 24, say: Any = No
         if outcome.pictures:
             result.thumbnails.append(Thumbnail(visit.visit_id, day, tuple(outcome.pictures)))
     for patient in patients:
-        if of_patient := tuple(visit for visit in patient.visits if id(visit) in opened):
-            result.patients.append(Patient(patient.patient_id, patient.sex, of_patient))
-    usable = result.visits
-    kinds = Counter(visit.modality for visit in usable)
+        usable_visits = tuple(visit for visit in patient.visits if id(visit) in opened)
+        if usable_visits:
+            result.patients.append(Patient(patient.patient_id, patient.sex, usable_visits))
+    kinds = Counter(visit.modality for visit in result.visits)
     result.modality = kinds.most_common(1)[0][0] if kinds else ""
+    usable = result.visits
     pairs = shared_pictures([opened[id(visit)] for visit in usable], [visit.patient_id for visit in usable])
     result.shared = [(usable[i], usable[j]) for i, j in pairs]
     for visit in usable:

@@ -26,7 +26,8 @@ IMAGING = {"RAD", "CT", "CUS", "NMR", "NMS", "OUS", "RUS", "RX", "VUS", "XRC"}
 """Sections of HL7's table 0074; other sections may use the same accession numbers."""
 POINTER = re.compile(
     r"(?i)attach|enclosed|\b(pdf|document|anhang|anlage|beilage|jointe|adjunt[oa]|allegato|bijlage)\b|附|添付|첨부"
-)  # in a few words beside a file: the report may be in the file alone
+)
+"""In a few words beside a file: the report may be in the file alone."""
 _PARTS = r"(?:-?(\d\d)(?:-?(\d\d)(?:[T ]?(\d\d)(?::?(\d\d)(?::?(\d\d)([.,]\d+)?)?)?)?)?)?"
 _TIME = re.compile(rf"(\d{{4}}){_PARTS}(Z|[+-]\d\d:?\d\d)?", re.ASCII)
 

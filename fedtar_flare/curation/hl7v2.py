@@ -38,7 +38,8 @@ SEGMENT_END = r"(?<![\r\n])[\r\n]+(?=[A-Z][A-Z0-9]{2}%s)"
 SEGMENTS = (
     "SFT|UAC|PID|PD1|NK1|NTE|PV1|PV2|PRT|ROL|AL1|DG1|GT1|IN1|IN2|IN3|ORC|OBR|TQ1|TQ2|CTD|OBX|FT1|CTI|SPM|SAC|IPC|"
     "BHS|BTS|FHS|FTS|Z.."
-)  # of a report and a batch, and a site's own. Others, such as ADD and DSC, may go on with a text.
+)
+"""Of a report and a batch, and a site's own. Others, such as ADD and DSC, may go on with a text."""
 ESCAPES = r"[HNFRSTE]|(?i:\.(?:br|fi|nf|ce|(?:sp|in|ti|sk) ?[+-]?\d{0,3}))"
 ACCESSION = ("IPC-1", "OBR-18", "OBR-3")
 STUDY, UIDS = re.compile("113014|110180|.*Study Instance UID"), re.compile("113014|110180|.*Instance UID")

@@ -70,12 +70,7 @@ def pull(
                 now = [sorted(study.items()), sorted((i["SeriesInstanceUID"], i["SOPInstanceUID"]) for i in listed)]
                 mark, record = _digest(json.dumps(now).encode()), folder / "finished" / f"{uid}.json"
                 before = read_json(record) if record.exists() else {}
-                whole = before.get("mark") == mark
-                for name, (size, digest) in before.get("files", {}).items() if whole else ():
-                    file = folder / "studies" / uid / name
-                    whole &= file.is_file() and file.stat().st_size == size
-                    whole = whole and (not verify or _digest(file.read_bytes()) == digest)
-                if whole:
+                if before.get("mark") == mark and _complete(folder / "studies" / uid, before["files"], verify):
                     done["there"] += 1
                 else:
                     files = _fetch(pacs, study, listed, folder)
@@ -133,3 +128,12 @@ def _fetch(pacs: Pacs, study: Record, listed: Sequence[Record], folder: Path) ->
 
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
+
+
+def _complete(folder: Path, files: Mapping[str, Sequence[Any]], verify: bool) -> bool:
+    return all(
+        (file := folder / name).is_file()
+        and file.stat().st_size == size
+        and (not verify or _digest(file.read_bytes()) == digest)
+        for name, (size, digest) in files.items()
+    )

@@ -15,7 +15,7 @@ from functools import cached_property
 from itertools import chain
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from fedtar_flare.core.errors import DataError
 from fedtar_flare.data.cells import SPLITS, Split, Timeline, split_of
@@ -243,8 +243,11 @@ class Cohort:
         cells = map(attrgetter("split", "time_step"), self._samples)
         full = full_cells(zip(cells, map(attrgetter("visit.patient_id"), self._samples), strict=True), least)
         wanted = (steps,) if isinstance(steps, int) else steps
-        of_split = (s for s in self._samples if split in (None, s.split) and (s.split, s.time_step) in full)
-        return [s for s in of_split if wanted is None or s.time_step in wanted]
+        return [
+            s
+            for s in self._samples
+            if split in (None, s.split) and (wanted is None or s.time_step in wanted) and (s.split, s.time_step) in full
+        ]
 
     def leaving_out(
         self,
@@ -282,9 +285,16 @@ class Cohort:
             if usable:
                 unreadable = (*patient.unreadable, *unusable)
                 patients.append(replace(patient, visits=tuple(usable), unreadable=unreadable) if unusable else patient)
-        linked = self.linked if linked is None else linked
-        of_site: dict[str, Any] = {"key": self.key, "timeline": self.timeline, "splits": self.splits}
-        smaller = Cohort(self.site, patients, rejected=rejected, prepared=prepared, linked=linked, **of_site)
+        smaller = Cohort(
+            self.site,
+            patients,
+            key=self.key,
+            timeline=self.timeline,
+            rejected=rejected,
+            prepared=prepared,
+            linked=self.linked if linked is None else linked,
+            splits=self.splits,
+        )
         smaller._left_out = left_out
         return smaller
 

@@ -168,13 +168,21 @@ def _lateral(visit: Visit, size: InputSize) -> Path | None:
     return visit.lateral if getattr(size, "lateral", False) else None
 
 
-def prepare_task(entry: Path, limits: Limits, **study: Any) -> None:
+def prepare_task(
+    image: Path,
+    lateral: Path | None,
+    modality: Modality,
+    size: InputSize,
+    transforms: Sequence[Spec],
+    entry: Path,
+    limits: Limits,
+) -> None:
     """Prepare one image into the cache, in a worker; raises as :func:`prepare`."""
     from fedtar_flare.imaging.limits import applied
 
     if cache.load(entry) is None:  # another site may have been first
         with applied(limits):
-            _compute(entry=entry, **study)
+            _compute(image, lateral, modality, size, transforms, entry)
 
 
 def _compute(

@@ -76,7 +76,8 @@ DETERMINISTIC: dict[str, Listed] = {
     ),
     "GaussianSmoothd": Listed("Smooth with this sigma, in voxels", {"sigma": Numbers(0.0, 5, 3)}),
     "CenterSpatialCropd": Listed("Keep the middle, in voxels", {"roi_size": Numbers(16, 4096, 3)}),
-}  # applied to the image as it was read (a CT in HU), before slices are chosen
+}
+"""Applied to the image as it was read (a CT in HU), before slices are chosen."""
 CT_ONLY = ("Orientationd", "Spacingd")  # a picture has no geometry, and would only be mirrored or stretched
 
 _AFFINE: dict[str, Numbers | Words] = {"rotate_range": Numbers(0.0, math.pi), "translate_range": Numbers(0.0, 512, 2)}
@@ -94,7 +95,8 @@ RANDOM: dict[str, Listed] = {
     "RandFlipd": Listed(
         "Mirror; left and right of a report are then wrong", {}, _PROB | {"spatial_axis": Numbers(0, 1)}
     ),
-}  # applied to the prepared image, values in [0, 1], all slices and channels alike; in training only
+}
+"""Applied to the prepared image, values in [0, 1], all slices and channels alike; in training only."""
 
 LISTED = DETERMINISTIC | RANDOM
 SAFE = tuple(name for name in LISTED if name not in ("CenterSpatialCropd", "RandFlipd"))

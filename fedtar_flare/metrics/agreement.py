@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from operator import and_
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -29,7 +28,7 @@ def finding_f1(truth: Findings, predicted: Findings) -> dict[str, float | None]:
     """Micro precision, recall and F1 over pairs of a report and a finding; None where undefined."""
     require_pairs(truth, predicted)
     actual, named = sum(map(len, truth)), sum(map(len, predicted))
-    hits = sum(map(len, map(and_, truth, predicted)))
+    hits = sum(len(t & p) for t, p in zip(truth, predicted, strict=True))
     return {
         "finding_precision": hits / named if named else None,
         "finding_recall": hits / actual if actual else None,

@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from itertools import product
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -69,22 +67,18 @@ def _table() -> dict[str, Any]:
 
 @cache
 def _labeler() -> RuleLabeler:
-    table, observations = _table(), []
-    for name, of in table["findings"].items():
-        observations.append(Observation(name, of["present"].format_map(table["words"])))
-    return RuleLabeler([*observations, Observation("", table["ignore"])])
+    table = _table()
+    filled = {name: of["present"].format_map(table["words"]) for name, of in table["findings"].items()}
+    return RuleLabeler([*(Observation(name, text) for name, text in filled.items()), Observation("", table["ignore"])])
 
 
 @cache
 def _book(part: str) -> Phrasebook[Any]:
-    entries: list[tuple[str, Any]] = []
+    if part == "place":
+        return Phrasebook((p, place) for place, listing in _table()["places"].items() for p in listed(listing))
     if part == "degree":
-        entries = [*product(phrases("degrees")["none"], [None]), *DEGREES.items()]
-    for place, listing in _table()["places"].items() if part == "place" else ():
-        entries += product(listed(listing), [place])
-    for side, of in phrases("sides").items() if part == "side" else ():
-        entries += product(of, [side])
-    return Phrasebook(entries)
+        return Phrasebook([*((p, None) for p in phrases("degrees")["none"]), *DEGREES.items()])
+    return Phrasebook((p, side) for side, of in phrases("sides").items() for p in of)
 
 
 @lru_cache(maxsize=4096)
@@ -93,7 +87,7 @@ def abnormal(text: str) -> dict[str, ClinicalFinding]:
     by_name: dict[str, ClinicalFinding] = {}
     for words in sentences(text):
         mentions = [m for m in _apart(_labeler().mentions(words)) if m.name]
-        if {"positive", "uncertain"} & {*map(attrgetter("label"), mentions)}:
+        if any(mention.label in ("positive", "uncertain") for mention in mentions):
             for finding in _of_sentence(words, mentions):
                 by_name[finding.name] = _joined(by_name.get(finding.name, finding), finding)
     return by_name
@@ -118,10 +112,17 @@ def _of_sentence(words: Sequence[str], mentions: Sequence[Mention]) -> list[Clin
     for i, mention in enumerate(mentions):
         if mention.label in ("positive", "uncertain") and changes[i] != "resolved":
             tags = {part: frozenset(match.tag for match in of[i]) for part, of in of_part.items()}
-            side = frozenset(["left", "right"]) if "both" in tags["side"] else tags["side"]
-            change = frozenset([changes[i] or ""]) - {""}
-            parts = side, tags["place"], tags["degree"], change, max(tags["size"], default=0.0)
-            findings.append(ClinicalFinding(mention.name, mention.label == "positive", *parts))
+            findings.append(
+                ClinicalFinding(
+                    mention.name,
+                    certain=mention.label == "positive",
+                    side=frozenset(["left", "right"]) if "both" in tags["side"] else tags["side"],
+                    place=tags["place"],
+                    degree=tags["degree"],
+                    change=frozenset([changes[i] or ""]) - {""},
+                    size=max(tags["size"], default=0.0),
+                )
+            )
     return findings
 
 

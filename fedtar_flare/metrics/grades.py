@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from itertools import chain, pairwise, product
+from itertools import chain, pairwise
 from operator import attrgetter, itemgetter
 from typing import Literal, NamedTuple
 
@@ -122,10 +122,8 @@ def directions(words: Sequence[str], mentions: Sequence[Mention], labeler: RuleL
 @cache
 def _book(labeler: RuleLabeler) -> Phrasebook[Direction | None]:
     """The phrases of all reports, and further ones of the labeler's."""
-    known: list[tuple[str, Direction | None]] = [*labeler.changes.items()]
-    for direction in (*DIRECTIONS, None):
-        known += product(phrases("changes")[direction or "none"], [direction])
-    return Phrasebook(known)
+    known = [(p, direction) for direction in DIRECTIONS for p in phrases("changes")[direction]]
+    return Phrasebook([*labeler.changes.items(), *known, *((p, None) for p in phrases("changes")["none"])])
 
 
 def claims(visits: Iterable[tuple[str, float, str, str]], labeler: RuleLabeler) -> list[tuple[str, str, bool]]:
@@ -158,14 +156,14 @@ def contrary_claims(text: str, before: str, labeler: RuleLabeler) -> list[tuple[
     return verdicts
 
 
-Presence = Literal["right", "missed", "invented"]
 Part = Literal["side", "degree", "change"]
 PARTS: tuple[Part, ...] = ("side", "degree", "change")
 DEGREES: Mapping[str, int] = {
     word: level
     for level, name in enumerate(("small", "moderate", "large"))
     for word in phrases("names")[name][0].split("|")
-}  # words of degree in three levels: small, moderate and large
+}
+"""Words of degree in three levels: small, moderate and large."""
 _SIDES = {"right": "right", "left": "left", "both": "right left", "none": ""}
 _SIDE_BOOK: Phrasebook[str] = Phrasebook((p, _SIDES[side]) for side, ps in phrases("sides").items() for p in ps)
 
@@ -191,7 +189,7 @@ class Grade:
     """
 
     finding: str
-    presence: Presence
+    presence: Literal["right", "missed", "invented"]
     side: bool | None
     degree: bool | None
     change: bool | None
@@ -220,11 +218,16 @@ def grade(draft: str, reference: str, labeler: RuleLabeler) -> tuple[Grade, ...]
         true, drafted = in_reference[finding], in_draft[finding]
         words = {part: both for part in PARTS if any(both := (_text(part, true), _text(part, drafted)))}
         true_side, draft_side = set(_words("side", true)), set(_words("side", drafted))
-        side = true_side == draft_side if drafted and true_side else None
-        degree = _agreed("degree", drafted, true, labeler) if drafted else None
-        change = _agreed("change", drafted, true, labeler) if drafted else None
-        presence: Presence = "right" if true and drafted else "missed" if true else "invented"
-        grades.append(Grade(finding, presence, side, degree, change, words))
+        grades.append(
+            Grade(
+                finding,
+                presence="right" if true and drafted else "missed" if true else "invented",
+                side=true_side == draft_side if drafted and true_side else None,
+                degree=_agreed("degree", drafted, true, labeler) if drafted else None,
+                change=_agreed("change", drafted, true, labeler) if drafted else None,
+                words=words,
+            )
+        )
     return tuple(grades)
 
 

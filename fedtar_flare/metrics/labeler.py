@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cache, lru_cache
 from itertools import product
-from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, NamedTuple
@@ -261,7 +260,7 @@ class RuleLabeler:
         reach = scopes(words)
         mentions = []
         for name, spans in by_class.items():
-            kinds = {*map(itemgetter(2), spans)}
+            kinds = {kind for *_, kind in spans}
             if "elsewhere" in kinds and "here" not in kinds:
                 continue
             for start, end, kind in _longest(spans):  # a cue within the phrase counts

@@ -5,8 +5,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from operator import attrgetter, itemgetter
-from typing import Any, Literal
+from operator import itemgetter
+from typing import Literal
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.plugins import announced, load
@@ -26,7 +26,8 @@ CHANGE, GRADES = "Degree and change between visits", "Findings against the refer
 
 def clinical(reports: Reports) -> float | None:
     """Mean clinical score, by the findings that references of a minimum cell of patients state."""
-    counted = None if reports.min_cell == 1 else reports.common([*map(frozenset, map(abnormal, reports.references))])
+    named = [frozenset(abnormal(reference)) for reference in reports.references]
+    counted = None if reports.min_cell == 1 else reports.common(named)
     values = map(partial(clinical_score, counted=counted), reports.references, reports.drafts)
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
@@ -34,7 +35,7 @@ def clinical(reports: Reports) -> float | None:
 
 def presence_f1(reports: Reports) -> float | None:
     """Micro F1 of the findings that both texts state; None where neither states any."""
-    presences = [*map(attrgetter("presence"), chain.from_iterable(reports.grades))]
+    presences = [grade.presence for grades in reports.grades for grade in grades]
     right = presences.count("right")
     return 2 * right / (len(presences) + right) if presences else None
 
@@ -108,7 +109,6 @@ def _efficacy(name: str, labeler: str, average: Average, metric: Metric, uncerta
     return Score(name, label, efficacy, needs=labeler, group=group)
 
 
-_LOWER: dict[str, Any] = {"higher_is_better": False}
 OWN = {
     score.name: score
     for score in (
@@ -128,8 +128,8 @@ OWN = {
             "contradictions",
             "contradictions between visits",
             lambda r: contradicted(r.claims),
-            "% of claims",
-            **_LOWER,
+            unit="% of claims",
+            higher_is_better=False,
             concerned=lambda r: set(map(itemgetter(0), r.claims)),
             group=CHANGE,
         ),
@@ -162,13 +162,19 @@ OWN = {
         Score("chexpert_rules_f1", "CheXpert classes F1 (rules)", needs="chexpert-rules"),
         Score("ctrate_rules_f1", "CT-RATE classes F1 (rules)", needs="ctrate-rules"),
         *(_efficacy(name, *of) for name, of in EFFICACY.items()),
-        Score("identical_share", "identical reports", lambda r: identical_share(r.drafts), "% of reports", **_LOWER),
+        Score(
+            "identical_share",
+            "identical reports",
+            lambda r: identical_share(r.drafts),
+            unit="% of reports",
+            higher_is_better=False,
+        ),
         Score(
             "mismatched_share",
             "other references fit better",
             lambda r: mismatched_share(r.patients, r.references, r.drafts),
-            "% of references",
-            **_LOWER,
+            unit="% of references",
+            higher_is_better=False,
         ),
         Score(
             "length_ratio",
@@ -181,7 +187,8 @@ OWN = {
             decimals=2,
         ),
     )
-}  # in the order in which they are shown
+}
+"""In the order in which they are shown."""
 
 
 class _Scores(Mapping[str, Score]):
@@ -220,8 +227,11 @@ def scores_of(
     reports: Reports, *, by_step: bool = False, n: int | None = None, admitted: Collection[str] = ()
 ) -> dict[str, float | None]:
     """Compute every own score that these reports can have, and those of other packages that the site has admitted."""
-    available, scores = {"", reports.rules, "" if reports.known is None else "findings"}, {}
-    available |= {reports.text_labeler.labeler} if reports.text_labeler else set()
+    available, scores = {"", reports.rules}, {}
+    if reports.known is not None:
+        available.add("findings")
+    if reports.text_labeler:
+        available.add(reports.text_labeler.labeler)
     for score in (*OWN.values(), *map(SCORES.__getitem__, admitted)):
         others = {} if score.name in OWN else announced("labeler")
         if (score.needs in available or score.needs in others) and (score.by_step or not by_step):

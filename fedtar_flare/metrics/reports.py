@@ -108,7 +108,7 @@ class Reports:
         site = self.text_labeler
         code = site.code if site and site.labeler == labeler else TextLabeler.named(labeler).code
         sides = self.as_read if labeler == self.rules else (self.references, self.drafts)
-        return [*zip(*(map(code, side) for side in sides), strict=True)]
+        return [(code(reference), code(draft)) for reference, draft in zip(*sides, strict=True)]
 
     @cached_property
     def efficacy(self) -> list[dict[Average, dict[Metric, float]] | None]:

@@ -163,12 +163,8 @@ def readable(text: str) -> bool:
 
 def as_read(references: Sequence[str], drafts: Sequence[str]) -> tuple[list[str], list[str]]:
     """References and drafts for the rules: a pair is blank, and not graded, where they cannot read its reference."""
-    read: tuple[list[str], list[str]] = ([], [])
-    for reference, draft in zip(references, drafts, strict=True):
-        legible = readable(reference)
-        read[0].append(reference if legible else "")
-        read[1].append(draft if legible else "")
-    return read
+    pairs = [pair if readable(pair[0]) else ("", "") for pair in zip(references, drafts, strict=True)]
+    return [reference for reference, _ in pairs], [draft for _, draft in pairs]
 
 
 @cache

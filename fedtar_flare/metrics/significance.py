@@ -340,4 +340,5 @@ SUMS: dict[str, SumsOf] = {
     "chexpert_rules_f1": partial(_labels, "chexpert-rules", "micro", "f1", False),
     "ctrate_rules_f1": partial(_labels, "ctrate-rules", "micro", "f1", False),
     **{name: partial(_labels, *of) for name, of in EFFICACY.items()},
-}  # by the score's name in the registry
+}
+"""By the score's name in the registry."""

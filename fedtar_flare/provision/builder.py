@@ -83,12 +83,10 @@ class KitBuilder(Builder):
             file.chmod(0o600)  # of a project that was provisioned without this builder
 
     def build(self, project: Project, ctx: ProvisionContext) -> None:
-        sites = [client.name for client in project.get_clients()]
-        if unknown := sorted(set(self.gpus) - {*sites}):
+        unknown = sorted(set(self.gpus) - {client.name for client in project.get_clients()})
+        if unknown:
             raise ConfigError(f"KitBuilder: gpus name '{unknown[0]}', which is no client of the project")
         server = project.get_server()
-        how: dict[str, Any] = {"sites": sites, "extra_classes": self.extra_classes, "flare_classes": self.flare_classes}
-        how |= {"byoc": self.lead_byoc, "max_restarts": self.max_restarts}
         for participant in filter(None, [server, *project.get_clients()]):
             is_server = participant is server
             local = Path(ctx.get_local_dir(participant))
@@ -96,8 +94,18 @@ class KitBuilder(Builder):
             resources = local / ProvFileName.RESOURCES_JSON_DEFAULT
             if not resources.is_file():
                 raise ConfigError("KitBuilder must be listed after StaticFileBuilder in project.yml")
-            of_gpus: dict[str, Any] = {"gpus": int(gpus.get("count", 0)), "gpu_memory": gpus.get("memory", 0)}
-            write_json(resources, complete(read_json(resources), server=is_server, **of_gpus, **how))
+            content = complete(
+                read_json(resources),
+                server=is_server,
+                extra_classes=self.extra_classes,
+                gpus=int(gpus.get("count", 0)),
+                gpu_memory=gpus.get("memory", 0),
+                max_restarts=self.max_restarts,
+                byoc=self.lead_byoc,
+                flare_classes=self.flare_classes,
+                sites=[client.name for client in project.get_clients()],
+            )
+            write_json(resources, content)
             write_json(local / ProvFileName.AUTHORIZATION_JSON_DEFAULT, rights(self.lead_byoc))
             prepare_start(Path(ctx.get_kit_dir(participant)), server=is_server)
             if not is_server:

@@ -36,7 +36,8 @@ ANSWERED = frozenset(
         SysCommandTopic.REPORT_VERSION,
         SysCommandTopic.SYS_INFO,
     }
-)  # not: the shell, error texts of a running job, levels of the logs, and whatever a later FLARE adds
+)
+"""Not: the shell, error texts of a running job, levels of the logs, and whatever a later FLARE adds."""
 
 MOST_FILES = 10_000  # most files and folders of a job's app
 

@@ -59,7 +59,8 @@ TO_SERVER: dict[str, frozenset[str] | None] = {
     "credential_manager": frozenset({"key_exchange"}),
     STREAM_CHANNEL: frozenset({STREAM_DATA_TOPIC, STREAM_ACK_TOPIC, STREAM_ERROR_TOPIC}),  # data: by what it brings
     "download_service__": None,  # tensors too large for a message, by identifiers that the sender hands out
-}  # topics by channel on which the server answers a site or a console; None: all
+}
+"""Topics by channel on which the server answers a site or a console; None: all."""
 
 _ROUTING = (MessageHeaderKey.ORIGIN, MessageHeaderKey.DESTINATION, MessageHeaderKey.CHANNEL, MessageHeaderKey.TOPIC)
 logger = logging.getLogger(__name__)

@@ -112,7 +112,8 @@ REPORT_FILE = "report.html"
 NEEDED = re.compile(
     r"(.+\.)?(method|preset|seed|num_rounds|time_steps|weighting|aggregation|synthetic_patients|local_steps|local_epochs|batch_size|"
     r"lr|server_lr|schedule|eta|mu|epochs|rank|alpha|mean)"
-)  # names of settings that change a run's numbers
+)
+"""Names of settings that change a run's numbers."""
 
 
 def losses(run: Run) -> Section:

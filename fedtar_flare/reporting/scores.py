@@ -1,7 +1,7 @@
 """Scores as table rows by site and step, before and after, with the mean over sites; and their section of the page."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.record.events import CERTAINTIES, Scores, SiteScores
@@ -165,8 +165,10 @@ def _curves(run: Run) -> list[Chart]:
     sites = sorted({site for event in run.evaluations for site in event.sites})
     for name in (name for name, kind in SCORES.items() if kind.curve):
         label, axis = heading(name).split(", ", 1)
-        drawn = [Chart(f"{label}, {site}", _lines(run, site, name), (), "round", axis, size=SMALL) for site in sites]
-        drawn = [replace(chart, x_range=round_axis(run)) for chart in drawn]
+        drawn = [
+            Chart(f"{label}, {site}", _lines(run, site, name), (), "round", axis, x_range=round_axis(run), size=SMALL)
+            for site in sites
+        ]
         curves += sharing_y(drawn) if any(chart.drawn for chart in drawn) else []
     return curves
 

@@ -120,8 +120,15 @@ def _learner(recipe: MethodRecipe, hospital: str) -> ReportLearner:
     settings, seed, steps = executor.strategy.settings, executor.seed, recipe.controller.config.time_steps
     cohort, _ = prepare_site(config, hospital, model=settings.model, data=settings.data, time_steps=steps, seed=seed)
     kind, more = executor.strategy.shared_learner(config.source)
-    more = {"lora": settings.lora, "device": config.device, "precision": config.precision} | more
-    learner = kind(model=settings.model, training=settings.training, cohort=cohort, seed=seed, **more)
+    learner = kind(
+        model=settings.model,
+        training=settings.training,
+        cohort=cohort,
+        seed=seed,
+        device=config.device,
+        precision=config.precision,
+        **({"lora": settings.lora} | more),
+    )
     learner.report_labeler, learner.scores = labeler_of_site(config), config.scores
     return learner
 

@@ -34,7 +34,8 @@ WHERE = {
     "members": "At the hospitals that took part",
     "generic": "The shared adapter alone, at the hospitals that took part",
     "outside": "The shared adapter alone, at hospitals outside",
-}  # where a model is scored, in the order of the page's tables
+}
+"""Where a model is scored, in the order of the page's tables."""
 
 
 def result_file(folder: Path, experiment: Experiment) -> Path:
@@ -132,7 +133,8 @@ SUMS: dict[str, SumsOf] = {
     "finding_f1_macro": partial(_FINDING_F1, findings=FINDINGS, average="macro"),
     "finding_f1_known_macro": partial(_FINDING_F1, findings=KNOWN_FINDINGS, average="macro"),
     "finding_f1_new_macro": partial(_FINDING_F1, findings=NEW_FINDINGS, average="macro"),
-}  # by a score's name in the registry what each patient adds to it, for scores with an interval
+}
+"""By a score's name in the registry what each patient adds to it, for scores with an interval."""
 
 VALUE_REPLICATES = 1_000  # of a value; differences, on which a decision may rest, have five times as many
 MAIN = "bleu_4"  # orders the arms

@@ -6,6 +6,8 @@ lymphadenopathy in women; new findings, which the warm start has never seen, are
 sites each and almost none at the others, so that others' data shows a site what it lacks.
 """
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -175,10 +177,16 @@ def plan_patient(
             if name in before:
                 change = "larger" if size > before[name] else "smaller" if size < before[name] else "stable"
             states[name] = State(size, change)
-        visit_id = f"{int(rng.integers(16**10)):010x}"  # says nothing about the order
-        resolved = tuple(name for name in FINDINGS if name in before and name not in sizes)
-        age_then = round(age + (moment - moments[0]).days / 365.25, 2)
-        visits.append(PlannedVisit(visit_id, moment, step, age_then, states, resolved))
+        visits.append(
+            PlannedVisit(
+                visit_id=f"{int(rng.integers(16**10)):010x}",  # says nothing about the order
+                acquired=moment,
+                time_step=step,
+                age=round(age + (moment - moments[0]).days / 365.25, 2),
+                findings=states,
+                resolved=tuple(name for name in FINDINGS if name in before and name not in sizes),
+            )
+        )
         before = sizes
     return PlannedPatient(patient_id, sex, split, age_recorded, tuple(visits))
 

@@ -86,7 +86,8 @@ def _wording(fields: Mapping[str, Any]) -> Wording:
 _FILE = read_yaml(Path(__file__).with_name("styles.yaml"), "the wordings of reporting styles")
 STYLES: tuple[tuple[Wording, Wording], ...] = tuple(
     (_wording(style["before"]), _wording(style["after"])) for style in _FILE["styles"]
-)  # each style's wording before and after the planted change
+)
+"""Each style's wording before and after the planted change."""
 GENERIC = _wording(_FILE["generic"])
 """The style of the warm start; never a site's, and without anything that the image does not show."""
 

@@ -19,7 +19,8 @@ MARKUP = {
     "is-pdf": re.compile(r"%PDF-\d|JVBERi0"),
     "is-xml": re.compile(r"<\?xml\b|\bxmlns(?::\w+)?\s*=|<(?:\w+:)?(?:ClinicalDocument|structuredBody|paragraph)\b"),
     "is-html": re.compile(rf"(?i)</?(?:{_TAGS})(?:\s[^<>]*)?/?>|<!(?:--|doctype)|&(?:nbsp|lt|gt|amp|quot|#x?\w+);"),
-}  # marks of what is no plain text, by the reason under which it is refused
+}
+"""Marks of what is no plain text, by the reason under which it is refused."""
 _ENCODED = re.compile(r"[A-Za-z0-9+/]{60,}")
 SEXES: dict[str, Sex] = {"F": "F", "FEMALE": "F", "M": "M", "MALE": "M"}
 

@@ -27,8 +27,8 @@ DEEP = ("I;16", "I;16B", "I;16L", "I", "F")  # modes of one channel and more tha
 
 def read_photograph(path: Path | str) -> np.ndarray:
     """Read a photograph."""
-    if not (path := Path(path)).is_file():
-        raise DataError(f"{path}: there is no such file", reason="no-image")
+    path = Path(path)
+    check_there(path)
     if path.suffix.lower() not in PICTURES:
         raise DataError(f"{path}: a photograph is one of {', '.join(PICTURES)}", reason="not-a-photograph")
     with opened_picture(path, "not-a-photograph") as picture:
@@ -60,6 +60,12 @@ def opened_picture(path: Path, refusal: str) -> Iterator[Image.Image]:
         yield upright
 
 
+def check_there(path: Path) -> None:
+    """Refuse (:class:`DataError` ``no-image``) what is no file."""
+    if not path.is_file():
+        raise DataError(f"{path}: there is no such file", reason="no-image")
+
+
 def check_content(path: Path, pixels: np.ndarray, what: str) -> None:
     """Refuse (:class:`DataError` ``blank``, ``too-small``) pixels (height, width, ...) that show nothing."""
     if pixels.min() == pixels.max():
@@ -80,8 +86,8 @@ KEYWORDS = """
 
 def read_radiograph(path: Path | str, side: str = "frontal") -> np.ndarray:
     """Read a radiograph, brighter where more is absorbed."""
-    if not (path := Path(path)).is_file():
-        raise DataError(f"{path}: there is no such file", reason="no-image")
+    path = Path(path)
+    check_there(path)
     if path.suffix.lower() not in PICTURES:
         radiograph = _read_dicom(path, side)
     else:
@@ -185,7 +191,8 @@ VIEW_KEYWORDS = " ".join(("ViewPosition", "ViewCodeSequence", "PatientOrientatio
 POSITIONS: dict[str, Side] = {
     **dict.fromkeys(("PA", "AP"), "frontal"),
     **dict.fromkeys(("LL", "RL", "L", "R", "LLD", "RLD", "LLO", "RLO"), "lateral"),
-}  # codes of ViewPosition that ``WORDS`` does not match; oblique and decubitus films count as lateral ones
+}
+"""Codes of ViewPosition that :data:`WORDS` does not match; oblique and decubitus films count as lateral ones."""
 WORDS: dict[Side, str] = {
     "lateral": r"\b(?:[LR] ?LAT|LAT|lateral[eis]*|profil\w*|seitlich|sagittal|oblique?|[LR][AP]O|decubitus)\b",
     "frontal": r"\b(?:P\.? ?A|A\.? ?P|postero-?anterior|antero-?posterior|(?<!para)frontal[eis]*|face)\b",
