@@ -15,9 +15,9 @@ from tools.make_reference import PAGES, REFERENCE
     ("walk", "functions", "files", "rooms"),
     [("site", 246, 40, 10), ("server", 334, 51, 12), ("scores", 188, 14, 4), ("setting", 75, 25, 10)],
 )
-def test_a_walk_stays_short(repository, home, walk, functions, files, rooms):
+def test_a_walk_stays_short(repository, tmp_path, walk, functions, files, rooms):
     command = [sys.executable, "-m", "tools.walk_count", walk]
-    environment = {**os.environ, "FEDTAR_HOME": str(home)}
+    environment = {**os.environ, "FEDTAR_HOME": str(tmp_path)}
     done = subprocess.run(command, cwd=repository, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     counts = map(int, re.findall(r"\d+", done.stdout))
