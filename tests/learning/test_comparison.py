@@ -220,7 +220,7 @@ def prompted(cohort, **settings):
 
 @pytest.mark.parametrize("prior", ["report", "image", "report+image"])
 def test_a_head_learns_changes_from_whatever_is_shown_of_the_visit_before(cohort_of, prior):
-    learner, samples = prompted(cohort_of(prior), local_steps=12, lr=1e-2)
+    learner, samples = prompted(cohort_of(prior), local_steps=20, lr=1e-2)
     head = learner.generator.diagnosis.head
 
     def loss():
