@@ -5,7 +5,7 @@ import math
 import re
 import shlex
 from dataclasses import fields
-from importlib import import_module
+from importlib import import_module  # noqa: TID251
 from itertools import takewhile
 from pathlib import Path
 
