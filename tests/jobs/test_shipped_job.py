@@ -15,7 +15,7 @@ from fedtar_flare.methods.fedtar.events import EVENTS, Outer
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.record.events import SHARED, End, Evaluation, Start, Step, Validation
 from fedtar_flare.record.log import of_kind, read_events
-from fedtar_flare.registry import names
+from fedtar_flare.registry import contract_of, names
 from fedtar_flare.runtime.checkpoint import CheckpointFolder
 from fedtar_flare.runtime.in_process import run_in_process
 from fedtar_flare.runtime.recipe import MethodRecipe
@@ -91,13 +91,17 @@ def recorded(results: Path, kind):
 
 
 @pytest.mark.parametrize(("byoc", "interval"), [(True, 0.05), (False, 2.0)])
-def test_a_production_export_has_no_custom_folder_and_asks_seldom(tmp_path, byoc, interval):
+def test_a_production_export_has_no_custom_folder_asks_seldom_and_guards_every_task(tmp_path, byoc, interval):
     recipe = FedTARRecipe(name="strict")
     recipe.export(str(tmp_path / "before"), byoc=not byoc)  # the last export alone counts
     recipe.export(str(tmp_path / "job"), byoc=byoc)
     assert bool(list((tmp_path / "job").rglob("custom"))) is byoc
     configs = [json.loads(path.read_text()) for path in (tmp_path / "job").rglob("config_fed_*.json")]
     assert [c["server"]["task_request_interval"] for c in configs if "server" in c] == [interval], configs
+    (site,) = (config for config in configs if "executors" in config)
+    for direction in ("task_data_filters", "task_result_filters"):  # FLARE 2.9 takes '*' literally: it names no task
+        guarded = {t for c in site[direction] for t in c["tasks"] if any("Guard" in f["path"] for f in c["filters"])}
+        assert guarded == set(contract_of("fedtar").task_names)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Resume and status without a federation: the job that is submitted, the checkpoints that it finds, what is shown."""
+"""Resume without a federation: the job that is submitted, and the checkpoints that it finds."""
 
 import json
 import shutil
@@ -10,14 +10,12 @@ import pytest
 import torch
 from command import failing
 from nvflare.apis.fl_constant import FLContextKey
-from nvflare.apis.fl_context import FLContext
-from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 
 from fedtar_flare.core.errors import ConfigError, FedTARError
 from fedtar_flare.methods.fedtar.controller import TemporalResidualController
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.provision.resume import _day_after, add_period, continued_recipe, resumed_job
-from fedtar_flare.provision.status import REASON, _with_progress, job_line, wait_for_sites
+from fedtar_flare.provision.status import wait_for_sites
 from fedtar_flare.runtime.checkpoint import CheckpointFolder
 from fedtar_flare.testing import FunctionFederation, QuadraticSite, same_bits
 from fedtar_flare.testing import last_checkpoint as last
@@ -34,11 +32,8 @@ def local(root, job, submitter="lead@hub.org", **settings):
     return federation
 
 
-@pytest.mark.parametrize("periods_before", [1, 2])
-@pytest.mark.parametrize("best_is_written", [True, False])
-def test_a_run_goes_on_by_the_id_of_its_job_and_again_where_that_dies_at_once(
-    tmp_path, best_is_written, periods_before
-):
+@pytest.mark.parametrize(("best_is_written", "periods_before"), [(True, 2), (False, 1)])
+def test_a_run_goes_on_by_its_job_s_id_and_again_where_that_dies_at_once(tmp_path, best_is_written, periods_before):
     """Though the run folder is gone, and also one that a period was added to."""
     first = local(tmp_path, "job-1", num_rounds=2, time_steps=periods_before)
     first.run()
@@ -141,18 +136,6 @@ def test_a_resume_waits_for_the_run_s_sites_and_names_those_that_do_not_come():
             wait_for_sites(session, sites, min_sites, seconds=0)
 
 
-def test_why_a_job_waits_or_failed_is_in_its_line():
-    metas = {
-        "too few": {"status": "SUBMITTED", "schedule_history": ["first", "too few"]},
-        "declined": {"status": "FINISHED:EXECUTION_EXCEPTION", REASON: "declined"},
-        "hospital-a: no": {"status": "FINISHED:FAILED_TO_RUN", "job_deploy_detail": ["server: OK", "hospital-a: no"]},
-        "": {"status": "FINISHED:COMPLETED", "job_deploy_detail": ["server: OK"]},
-    }
-    for reason, meta in metas.items():
-        entry = _with_progress(None, {"job_id": "1", "name": "job", **meta})
-        assert entry["reason"] == reason and reason in job_line(entry)
-
-
 def test_fewer_rounds_and_foreign_jobs_and_kits_are_refused(tmp_path):
     exported(tmp_path, num_rounds=4)
     (tmp_path / "foreign").mkdir()
@@ -164,31 +147,6 @@ def test_fewer_rounds_and_foreign_jobs_and_kits_are_refused(tmp_path):
     for command in (["status"], ["watch", "x"], ["resume", "x"]):
         assert str(tmp_path) in failing(*command, "--kit", tmp_path)
     assert "--force needs --job" in failing("resume", "x", "--kit", tmp_path, "--force")
-
-
-def test_an_administrator_who_asks_is_told_how_far_the_run_is(tmp_path):
-    federation = local(tmp_path, "job-1", num_rounds=2)
-    told = []
-
-    def ask():
-        collector, context = GroupInfoCollector(), FLContext()
-        context.set_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR, collector, private=True, sticky=False)
-        federation.handle_event(InfoCollector.EVENT_TYPE_GET_STATS, context)
-        told.append(collector.info["fedtar"])
-        json.dumps(collector.info)
-
-    ask()  # before anything was asked of the sites
-    b = federation.local_sites["b"]
-    federation.local_sites["b"] = lambda *arguments: (ask(), b(*arguments))[1]
-    federation.run()
-    assert told[0]["task"] == "" and [entry["task"] for entry in told[1:4]] == ["handshake", "train", "train"]
-    second = told[3]
-    assert (second["round"], second["step"], second["rounds"], second["time_steps"]) == (1, 2, 2, 2)
-    assert second["sites"] == {"a": "answered", "b": "working"}
-    assert second["numbers"]["alpha"] == pytest.approx([0.5, 0.5], abs=0.1)
-    assert set(told[-1]["validation_loss"]) == {"1"}
-    text = job_line({"id": "x", "name": "n", "status": "RUNNING", "progress": told[-1]})
-    assert "round 2 of 2, step 2 of 2" in text and "b working" in text and "validation loss" in text
 
 
 PERIODS = {"data": {"alignment": "period", "periods": ["2019-04-01"]}, "time_steps": 2}
