@@ -1,7 +1,7 @@
 """Run a function at once in processes that form a group, for tests of what they do together."""
 
 import tempfile
-import traceback
+from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -20,39 +20,21 @@ CONTEXT.set_forkserver_preload(
 
 
 def in_ranks(size, function, *arguments, device="cpu"):
-    """What ``function(ranks, *arguments)`` returns on each rank: by rank, of a picklable kind.
-
-    ``function`` is a module's own. An exception in any of them is raised here as an AssertionError.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        pipes = [CONTEXT.Pipe(duplex=False) for _ in range(size)]
-        processes = [
-            CONTEXT.Process(target=_run, args=(function, rank, size, device, folder, arguments, sender), daemon=True)
-            for rank, (_, sender) in enumerate(pipes)
-        ]
-        for process in processes:
-            process.start()
-        for _, sender in pipes:
-            sender.close()
-        try:
-            found = [receiver.recv() for receiver, _ in pipes]
-        finally:
-            for process in processes:
-                process.kill()
-                process.join()
-    errors = [text for text, _ in found if text]
-    assert not errors, "\n".join(errors)
-    return [result for _, result in found]
+    """What ``function(ranks, *arguments)`` returns on each rank, by rank; ``function`` is a module's own."""
+    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(size, CONTEXT) as pool:
+        ranks = [pool.submit(_run, rank, size, device, folder, function, arguments) for rank in range(size)]
+        return [rank.result() for rank in ranks]
 
 
-def _run(function, rank, size, device, folder, arguments, sender):
+def _run(rank, size, device, folder, function, arguments):
     from fedtar_flare.learning.ranks import Ranks, join
 
     torch.set_num_threads(1)
     ranks = Ranks(rank, size)
+    join(ranks, device, Path(folder))
     try:
-        join(ranks, device, Path(folder))
-        sender.send(("", function(ranks, *arguments)))
+        found = function(ranks, *arguments)
         ranks.wait()  # one that ended before the others had its last words would break theirs off
-    except Exception:
-        sender.send((traceback.format_exc(), None))
+    finally:
+        torch.distributed.destroy_process_group()  # so that no other waits for one that failed
+    return found

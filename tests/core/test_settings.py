@@ -61,13 +61,8 @@ def test_lists_stand_for_tuples_and_whole_numbers_for_numbers():
     assert from_json == Example(names=("a",), pairs=((1.0, 2.0),)) and hash(from_json) == hash(from_json.replace())
     assert type(from_json.pairs[0][0]) is float
     assert build(Example, json.loads(json.dumps(from_json.to_dict())), "job") == from_json
-
-
-def test_settings_do_not_change_and_the_defaults_are_taken():
     with pytest.raises(ValueError, match="frozen"):
-        Example().steps = 4
-    assert build(Example, None, "job") == build(Example, {}, "job") == Example()
-    assert Example().replace(steps=4) == Example(steps=4)
+        from_json.steps = 4
 
 
 def test_the_digest_tells_settings_apart_and_not_how_they_were_written():

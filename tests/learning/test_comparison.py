@@ -194,11 +194,6 @@ def test_what_nobody_trained_claims_nothing_and_prompts_are_fixed_and_trained_on
     one, again, other = (branch_of(seed)[1] for seed in (7, 7, 8))
     assert torch.equal(one.embeddings, again.embeddings) and not torch.equal(one.embeddings, other.embeddings)
     assert not one.embeddings[:, 0].any()
-    torch.testing.assert_close(one.changes.square().mean(1).sqrt(), torch.full((5,), comparison.CHANGE_RMS))
-    sizes = one.embeddings[:, 1:].square().mean(2).sqrt()
-    assert (
-        (sizes > comparison.FIXED_RMS - comparison.CHANGE_RMS) & (sizes < comparison.FIXED_RMS + comparison.CHANGE_RMS)
-    ).all()
     trained = torch.full_like(one.embeddings[2], 2.0)
     with torch.no_grad():
         one.embeddings[2], one.embeddings[4] = trained, 0.0

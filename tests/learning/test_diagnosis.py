@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.learning.choice import Findings, FindingsChoice
 from fedtar_flare.learning.comparison import NONE, RESOLVED, UNCERTAIN, UNCHANGED
-from fedtar_flare.learning.diagnosis import NOISE, AttentionHead, DiagnosisBranch, extend
+from fedtar_flare.learning.diagnosis import AttentionHead, DiagnosisBranch, extend
 from fedtar_flare.learning.labels import NEGATIVE, PRESENT, labeler
 from fedtar_flare.methods.fedmrg.config import PROMPTS
 from fedtar_flare.models.build import build_model, build_tokenizer
 from fedtar_flare.models.config import preset
 from fedtar_flare.models.weights import fingerprint
 from fedtar_flare.synthetic.vocabulary import FINDINGS, KNOWN_FINDINGS
-from fedtar_flare.testing import executor_of
 
 MODEL = preset("tiny", max_length=20)
 
@@ -85,16 +84,6 @@ def test_a_query_for_each_finding_reads_where_it_looks():
             torch.testing.assert_close(logits[b, d], by_hand, rtol=1e-4, atol=1e-5)
 
 
-def test_the_paper_s_branch_begins_as_it_always_did():
-    """A linear head drawn like torch's, and embeddings around the mean word, from the job's seed alone."""
-    model, draw = extended(), torch.Generator().manual_seed(0)
-    words, branch = model.decoder.get_input_embeddings().weight, model.diagnosis
-    weight = (torch.rand(14 * 4, 2 * model.channels, generator=draw) * 2 - 1) / (2 * model.channels) ** 0.5
-    assert torch.equal(branch.head.weight, weight) and not branch.head.bias.any()
-    torch.testing.assert_close(branch.embeddings, words.mean(0) + NOISE * torch.randn(4, 32, generator=draw))
-    assert branch.position == "last" and model.choice is None
-
-
 def test_the_shipped_heads_are_of_the_known_findings_and_fit_no_other_shape():
     """Rows of the new findings are zero, and claim none, until a hospital teaches them."""
     known = torch.tensor([name in KNOWN_FINDINGS for name in FINDINGS])
@@ -153,15 +142,6 @@ def test_what_is_written_follows_from_the_predicted_prompts(beams, place):
     assert written.shape[1] <= MODEL.max_length and (written[:, 0] == model.bos_id).all()
     if beams == 1:
         assert [whole(model, row) for row in written] == greedy(model, batch(), written.shape[1])
-
-
-def test_prompts_and_reports_that_are_too_long_for_the_decoder_are_refused_when_built():
-    with pytest.raises(ConfigError, match=r"14 diagnosis prompts.*96 tokens.*96 positions: set model.max_length to 82"):
-        executor_of("fedmrg", preset="tiny")
-    for fits in ({"labeler": "none"}, {"prompts": "memory"}):
-        assert executor_of("fedmrg", preset="tiny", fedmrg=fits).strategy.settings.model.max_length == 96
-    with pytest.raises(ConfigError, match="96 positions"):
-        extend(build_model(preset("tiny")), {"labeler": "synthetic", "slices": 4, "seed": 0, **PROMPTS["paper"]})
 
 
 BEAMS = 5

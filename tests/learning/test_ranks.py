@@ -1,5 +1,7 @@
 """Two processes that share every batch learn what one learns, and hold equal bits."""
 
+from contextlib import nullcontext
+
 import learners
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from fedtar_flare.core.files import checksum
 from fedtar_flare.data.cells import Timeline
 from fedtar_flare.imaging.pipeline import prepare_cohort
 from fedtar_flare.learning.learner import ReportLearner
-from fedtar_flare.learning.ranks import ALONE, Ranks
+from fedtar_flare.learning.ranks import ALONE
 from fedtar_flare.methods.fedtar.learner import PatientLearner
 from fedtar_flare.methods.scaffold import PREFIX, ScaffoldConfig, ScaffoldLearner
 from fedtar_flare.synthetic.cohort import synthetic_cohort
@@ -73,6 +75,9 @@ def learnt(ranks, folder, kind, training, device="cpu"):
     trained = learner.train(1, 3, made.append)
     bits = checksum(learner.shared() | learner.private())
     checked = learner.validate()
+    ranks.require_equal(learner.shared())
+    with pytest.raises(FedTARError, match="different weights") if ranks.size > 1 else nullcontext():
+        ranks.require_equal({"x": torch.ones(2) + ranks.rank * 1e-7})
     numbers = (trained.samples, trained.skipped_updates, trained.patients, trained.loss_patients, made)
     losses = [trained.loss, checked.loss]
     arrays = {}
@@ -118,42 +123,6 @@ def test_an_update_that_is_not_finite_on_one_rank_is_skipped_by_all(folder):
     first, second = in_ranks(2, learnt, folder, OneBadReport, {})
     assert first[3] == second[3], "equal bits"
     assert first[0] == second[0] == numbers and numbers[1] > 0, "as many skipped as by one process, and the same"
-
-
-def pieces(ranks):
-    """Sums and gathers by themselves."""
-    parameters = [torch.nn.Parameter(torch.zeros(2)) for _ in range(4)]
-    parameters[3].requires_grad_(False)
-    parameters[0].grad = torch.tensor([1.0, 2.0]) * (ranks.rank + 1)
-    if ranks.rank:
-        parameters[1].grad = torch.tensor([5.0, 6.0])
-    loss = float(ranks.summed(torch.tensor(0.1 + ranks.rank, dtype=torch.float64), [*parameters, parameters[0]]))
-    gradients = [None if p.grad is None else p.grad.tolist() for p in parameters]
-    texts = ranks.gather({"rank": ranks.rank, "text": "ä" * 3 * ranks.rank})
-    ranks.require_equal({"x": torch.ones(2)})
-    try:
-        ranks.require_equal({"x": torch.ones(2) + ranks.rank * 1e-7})
-        error = ""
-    except FedTARError as raised:
-        error = raised.public
-    return loss, gradients, texts, error
-
-
-@pytest.mark.slow
-def test_sums_and_gathers():
-    expected = (1.2, [[3.0, 6.0], [5.0, 6.0], None, None])
-    for loss, gradients, texts, error in in_ranks(2, pieces):
-        assert (loss, gradients) == (pytest.approx(expected[0], abs=1e-15), expected[1])
-        assert texts == [{"rank": 0, "text": ""}, {"rank": 1, "text": "äää"}]
-        assert "different weights" in error
-
-
-def test_one_process_takes_all_and_shares_nothing():
-    items = list(range(7))
-    assert ALONE.share(items) == items and ALONE.gather("x") == ["x"]
-    shares = [Ranks(rank, 3).share(items) for rank in range(3)]
-    assert sorted(item for share in shares for item in share) == items and [len(share) for share in shares] == [3, 2, 2]
-    assert list(Ranks(2, 3).share([1])) == []
 
 
 @pytest.mark.gpu

@@ -5,7 +5,7 @@ import torch
 from learners import MODEL, fedmrg_learner, gradients, learner_of
 from opacus.accountants import RDPAccountant
 
-from fedtar_flare.core.errors import ConfigError, ExchangeError
+from fedtar_flare.core.errors import ExchangeError
 from fedtar_flare.core.files import write_text
 from fedtar_flare.data.cohort import SPLITS
 from fedtar_flare.imaging.pipeline import images_of
@@ -218,15 +218,12 @@ def test_in_a_run_losses_stay_the_ledger_is_charged_and_a_spent_budget_ends_trai
         write_text(tmp_path / "sites" / f"{site}.yaml", f"source: synthetic\n{policy}")
     training = {"local_steps": 2, "batch_size": 4, "noise_multiplier": 1.0}
     settings = {"num_rounds": 1, "time_steps": 1, "training": training, "data": {"synthetic_patients": 8}}
-    recipe = MethodRecipe("fedavg", preset="tiny", **settings)
-    folder = run_in_process(recipe, ["north", "south"], tmp_path / "run")
+    folder = run_in_process(MethodRecipe("fedavg", preset="tiny", **settings), ["north", "south"], tmp_path / "run")
     step = of_kind(read_events(folder), Step)[0]
     assert step.sites["north"].train_loss is None and step.update_norm > 0
     assert "privacy budget" in step.abstained["south"]
     files = sorted((tmp_path / "home").rglob(PATIENT_FILE))
     assert [file.parent.name for file in files] == ["north"]
-    with pytest.raises(ConfigError, match="scaffold"):
-        MethodRecipe("scaffold", preset="tiny", training=training).executor.strategy  # noqa: B018
 
 
 def test_they_are_the_site_s_own_and_add_to_no_cell(cohort, tmp_path):

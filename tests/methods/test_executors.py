@@ -6,16 +6,13 @@ from itertools import pairwise
 import pytest
 import torch
 from hospital_site import T, state_of
-from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
-from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from fedtar_flare.core.errors import ConfigError, ExchangeError
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.methods.fedavg_finetune import saved_learner
 from fedtar_flare.methods.fedprox import ProximalLearner
 from fedtar_flare.models.adapters.lora import shared_parameters
-from fedtar_flare.protocol.messages import ok, version
+from fedtar_flare.protocol.messages import version
 from fedtar_flare.site.accountant import PATIENT_FILE
-from fedtar_flare.site.guard import InboundTask, OutboundGuard
 from fedtar_flare.testing import Hospital
 
 
@@ -206,13 +203,3 @@ def test_the_common_start_comes_with_the_handshake(hospital, tmp_path):
     assert reply.status == "ok"
     own = state_of(tmp_path).read(version(0, 0))[0]
     assert all(torch.equal(own[name], value) for name, value in start.items())
-
-
-def test_the_guard_lets_no_update_of_local_training_leave(hospital):
-    site, _, w = hospital(method="local")
-    header = site.header("run", 1, 1, after=version(1, 0))
-    reply = ok(header, {"samples": 3.0, "train_loss": 1.0})
-    message = FLModelUtils.to_shareable(FLModel(params=w, params_type=ParamsType.DIFF, meta=reply.to_meta()))
-    asked = InboundTask(header, {name: tuple(value.shape) for name, value in w.items()})
-    with pytest.raises(ExchangeError, match="no tensors may leave in task 'train'"):
-        OutboundGuard(["local"])._check(message, "train", asked, "site-1")

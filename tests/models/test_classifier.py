@@ -13,11 +13,11 @@ from batches import noise, padded
 from monai.data import MetaTensor
 from refused import refused
 from safetensors.torch import save_file
+from tables import cases
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.imaging.transforms import displayed
-from fedtar_flare.models import volume_encoder
 from fedtar_flare.models.adapters.lora import shared_parameters, shared_state
 from fedtar_flare.models.classifier import ClassifierConfig, build_classifier
 from fedtar_flare.models.volume_encoder import interpolation, monai_names, volumes
@@ -87,19 +87,7 @@ def test_weights_of_a_local_file_are_loaded_and_its_own_head_or_decoder_is_left_
         build_classifier(VIT.replace(encoder_weights=str(path)))
 
 
-@pytest.mark.parametrize(
-    ("settings", "setting"),
-    [
-        ({"encoder": "timm"}, "encoder_name"),
-        ({"encoder": "vit", "image_size": 60}, "patch"),
-        ({"encoder": "vit", "image_size": 32, "encoder_config": {"embed_dim": 30}}, "num_heads"),
-        ({"encoder": "vit", "encoder_config": {"depth": 101}}, "a depth from 1 to 100"),
-        ({"encoder": "small", "encoder_config": {"depth": 3}}, "of no size with encoder='small'"),
-        ({"encoder": "swin_unetr", "slices": 8}, "slices is 8: it must be a multiple of 32"),
-        ({"encoder": "swin_unetr", "slices": 32, "image_size": 48}, "image_size is 48: it must be a multiple of 32"),
-        ({"encoder": "swin_unetr", "slices": 32, "encoder_config": {"feature_size": 40}}, "a multiple of 12"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "setting"), cases(__file__, "refusals.yaml")["classifier"])
 def test_settings_that_do_not_fit_are_refused(settings, setting):
     with pytest.raises(ConfigError, match=setting):
         ClassifierConfig(**settings)
@@ -154,18 +142,8 @@ def test_weights_of_a_local_file_are_loaded_under_every_published_name(tmp_path)
         assert all(torch.equal(loaded[name], value) for name, value in other.items()), about
     with pytest.raises(ConfigError, match=r"patch_embed.proj.weight has shape \(12, 3, 2, 2, 2\), in the model"):
         build_classifier(VOLUMES.replace(encoder_weights=str(path), hu_window="lung"))
+    with pytest.raises(ConfigError, match="two encoders"):
+        monai_names({"student.swinViT.x": torch.zeros(1), "teacher.swinViT.x": torch.zeros(1)})
     save_file({name: value for name, value in other.items() if "layers4" not in name}, path)
     with pytest.raises(ConfigError, match="lacks tensor layers4"):
         build_classifier(VOLUMES.replace(encoder_weights=str(path)))
-
-
-def test_a_file_of_two_encoders_is_refused():
-    with pytest.raises(ConfigError, match="two encoders"):
-        monai_names({"student.swinViT.x": torch.zeros(1), "teacher.swinViT.x": torch.zeros(1)})
-
-
-def test_a_machine_without_einops_says_so(monkeypatch):
-    monkeypatch.setattr(volume_encoder, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"einops \(pip install 'fedtar_flare\[volumes\]'\)") as error:
-        build_classifier(VOLUMES)
-    assert "einops" in error.value.public

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from batches import noise
+from tables import cases
 from tiny_models import write_cvt, write_gpt2, write_timm
 
 from fedtar_flare.core.errors import ConfigError
@@ -14,6 +15,8 @@ from fedtar_flare.core.settings import matches
 from fedtar_flare.models.build import build_model, build_tokenizer, require_trained
 from fedtar_flare.models.config import PRESETS, STATISTICS, ModelConfig, preset
 from fedtar_flare.models.weights import load_weights, model_tensors, save_weights
+
+REFUSED = cases(__file__, "refusals.yaml")
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -23,25 +26,7 @@ def test_a_preset_is_valid_and_survives_json(name):
     assert ModelConfig(**json.loads(json.dumps(config.to_dict()))) == config
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        ({"encoder": "timm"}, "encoder_name is None"),
-        ({"encoder_config": {"depth": (1, 1, 1)}}, r"encoder_config is .* at least \(1, 2, 3\)"),
-        ({"encoder_config": {"embed_dim": (8, 16)}}, r"encoder_config\[embed_dim\] is \(8, 16\)"),
-        ({"encoder_config": {"num_heads": (3, 1, 2)}}, "multiples of num_heads"),
-        ({"pooling": "none"}, "takes slices=1"),
-        ({"decoder_config": {"n_head": 5}}, "a multiple of n_head"),
-        ({"max_length": 97}, "at most n_positions=96"),
-        ({"lora_targets": ["(.*)*!"]}, "not of regular expressions"),
-        ({"tokenizer": "decoder"}, "tokenizer is 'decoder'"),
-        ({"decoder": "r2gen", "decoder_name": "gpt2"}, "decoder_name is 'gpt2': it must be none"),
-        ({"decoder": "prefix"}, "decoder_name"),
-        ({"decoder_dtype": "bfloat16"}, "decoder_dtype"),
-        ({"weights": "/nowhere/x.safetensors"}, "there is no file /nowhere/"),
-        ({"tokenizer": "/nowhere/t.json"}, "there is no file /nowhere/"),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "message"), REFUSED["tiny"])
 def test_a_wrong_setting_is_named_with_its_value(overrides, message):
     with pytest.raises(ConfigError, match=message):
         build_model(preset("tiny", **overrides))
@@ -163,19 +148,7 @@ def test_a_timm_folder_is_loaded(gpt2_folder, tmp_path):
     assert not any(name.startswith("encoder") for name in model.untrained)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        ({"max_length": 65}, "has 64 positions"),
-        ({"tokenizer": "small"}, "knows 300; take tokenizer='decoder'"),
-        ({"encoder_name": "/nowhere"}, "there is no folder /nowhere"),
-        ({"decoder_name": "./nowhere"}, "there is no folder nowhere"),
-        ({"encoder": "timm", "encoder_name": "vit_none"}, "timm has no such architecture"),
-        ({"encoder_name": "GPT2"}, "gpt2 model: it must be a CvT checkpoint"),
-        ({"encoder_name": "EMPTY"}, r"encoder folder .* cannot be loaded .*must hold config\.json"),
-        ({"decoder_name": "EMPTY"}, "decoder folder"),
-    ],
-)
+@pytest.mark.parametrize(("overrides", "message"), REFUSED["paper"])
 def test_a_part_that_does_not_fit_is_refused(paper, gpt2_folder, tmp_path, overrides, message):
     folders = {"GPT2": str(gpt2_folder), "EMPTY": str(tmp_path)}
     with pytest.raises(ConfigError, match=message):

@@ -120,18 +120,6 @@ def test_the_gradient_of_a_real_model_is_autograd_through_all_batches(direct):
         torch.testing.assert_close(gradients[name], value.float(), rtol=1e-5, atol=1e-9)
 
 
-def test_tuning_is_reproducible_and_depends_on_the_seed_and_the_task():
-    one = learner()
-    first, again = (one.adapt(start_of(one), DATA, 1) for _ in range(2))
-    assert same(first.difference, again.difference) and first.curve == again.curve
-    assert torch.equal(first.scores, again.scores) and len(first.curve) == 3 == len(first.at_epoch)
-    assert not same(first.difference, one.adapt(start_of(one), DATA, 2).difference)
-    assert not same(first.difference, learner(seed=1).adapt(start_of(one), DATA, 1).difference)
-    # what was computed before leaves no trace
-    one.probe(centres_of(one), DATA, 3)
-    assert same(first.difference, one.adapt(start_of(one), DATA, 1).difference)
-
-
 def test_one_centre_of_fixed_weight_is_where_tuning_begins_to_the_bit():
     one = learner()
     centre = centres_of(one, 1)

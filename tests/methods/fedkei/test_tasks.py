@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.data.cells import Timeline
 from fedtar_flare.data.cohort import Cohort, Patient, Sample, Visit
-from fedtar_flare.methods.fedkei.tasks import DiseaseTask, TaskStream, order_of, without_some
+from fedtar_flare.methods.fedkei.tasks import TaskStream, order_of, without_some
 
 TASKS = ("nodule", "effusion", "mass=tumour|metastasis")
 LABELS = ("nodule", "effusion", "tumour", "metastasis", "other")
@@ -74,29 +73,7 @@ def test_an_order_is_a_permutation_that_site_and_seed_decide(count, order, site)
     assert sorted(indices) == list(range(count)) and indices == order_of(count, order, site, seed=3)
     assert order != "synchronous" or indices == tuple(range(count))
     assert order != "reversed" or indices == tuple(reversed(range(count)))
-
-
-def test_shuffled_orders_differ_between_sites():
-    assert len({order_of(6, "shuffled", f"site-{i}") for i in range(8)}) > 4
-    stream = TaskStream(TASKS, order="shuffled", site="site-2", seed=1)
-    assert {stream.task(t).name for t in (1, 2, 3)} == {"nodule", "effusion", "mass"}
-    assert stream.task(2) == DiseaseTask.parse(TASKS[stream.order[1]])
-
-
-@pytest.mark.parametrize(
-    ("tasks", "base", "words"),
-    [
-        ((), ("none",), "at least one"),
-        (("a", "a"), (), "task 'a' is there twice"),
-        (("a", "b=a"), (), "label 'a' is there twice"),
-        (("a",), ("a",), "label 'a' is there twice"),
-        (("a b",), (), "must be a name"),
-        (("a=|b",), (), "must be a name"),
-    ],
-)
-def test_tasks_that_contradict_each_other_are_refused(tasks, base, words):
-    with pytest.raises(ConfigError, match=words):
-        TaskStream(tasks, base)
+    assert len({order_of(6, "shuffled", f"{site}{i}", seed=3) for i in range(8)}) > 4, "sites differ"
 
 
 def test_patients_are_counted_once_and_classes_of_too_few_are_not_reported():

@@ -15,21 +15,6 @@ from fedtar_flare.runtime import recipe as recipes
 from fedtar_flare.runtime.recipe import MethodRecipe
 
 
-def test_the_paper_s_preset_is_the_whole_setting_and_what_is_given_wins():
-    recipe = FedTARRecipe(preset="paper", time_steps=3, server={"eta": 5e-3}, training={"lr": 3e-4})
-    server, site = recipe.controller.strategy.settings, recipe.executor.strategy.settings
-    assert (recipe.controller.config.time_steps, server.server.eta, site.training.lr) == (3, 5e-3, 3e-4)
-    assert server.server.alpha_form == "softmax" and site.patient.lr == 1e-5
-    assert site.patient.scale == site.lora.alpha / site.lora.rank == 32.0
-    assert site.patient.time_conditioned is site.patient.common_start is False
-    assert (site.temporal.personal, server.server.hypergradient) == ("whole", "first_order")
-    assert site.temporal.replay == server.temporal.replay == "none" and site.training.schedule == "constant"
-    assert site.patient.profile == ("hash", "age", "sex") and site.model.encoder_name == "microsoft/cvt-21-384-22k"
-    assert FedTARRecipe().executor.strategy.settings.patient.scale == 1.0, "no preset leaks"
-    server = FedTARRecipe(temporal={"replay": "none"}).controller.strategy.settings
-    assert server.temporal.replay == "none", "the server follows the sites"
-
-
 def test_a_preset_of_a_paper_reaches_every_method_and_says_where_each_value_comes_from():
     """Values that a method has no setting for are left out; what is printed as the paper's is in force."""
     for name in ("fedavg", "fedpeft", "local", "centralised", "fedmrg"):

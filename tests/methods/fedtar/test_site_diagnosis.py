@@ -97,14 +97,15 @@ def test_in_training_the_prompts_are_what_the_report_says(learner_of):
 
 
 @pytest.mark.parametrize(
-    ("source", "diagnosis", "words"),
-    [("manifest", {"labeler": "synthetic"}, r"diagnosis\.labeler is 'synthetic'.*chexpert-rules"),
-     ("synthetic", {"labeler": "none", "shared": True}, r"diagnosis\.shared.*no head")],
+    ("source", "method", "settings", "words"),
+    [("manifest", "fedtar", {"diagnosis": {"labeler": "synthetic"}}, r"diagnosis\.labeler is 'synthetic'.*chexpert-"),
+     ("manifest", "fedmrg", {"fedmrg": {"prompts": "memory"}}, "fedmrg.labeler is 'synthetic'.*chexpert-rules"),
+     ("synthetic", "fedtar", {"diagnosis": {"labeler": "none", "shared": True}}, r"diagnosis\.shared.*no head")],
 )  # fmt: skip
 def test_a_hospital_refuses_the_synthetic_rules_for_real_reports_and_a_shared_head_that_it_has_not(
-    cohort, source, diagnosis, words
+    cohort, source, method, settings, words
 ):
-    executor = executor_of("fedtar", preset="tiny", diagnosis=diagnosis)
+    executor = executor_of(method, preset="tiny", **settings)
     executor.strategy = executor.strategy.at(source, None)
     with pytest.raises(ConfigError, match=words):
         executor.strategy.at_handshake(task_of(executor, config=SimpleNamespace(source=source), cohort=cohort))
