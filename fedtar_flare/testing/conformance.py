@@ -41,15 +41,14 @@ def check_method(method: str, folder: Path, **arguments: Any) -> None:
     AssertionError
         The method does not keep to its contract; the message says in what.
     """
-    recipe = MethodRecipe(method, **TINY | {"num_rounds": 1} | arguments)
     folder.mkdir(parents=True, exist_ok=True)
-    _check_exchange(recipe, folder / "exchange")
-    _check_resume(method, folder / "resume", **arguments)
-    _check_abort(recipe, folder / "abort")
+    whole = _check_exchange(MethodRecipe(method, **TINY | arguments), folder / "whole")
+    _check_resume(method, whole, folder, **arguments)
+    _check_abort(MethodRecipe(method, **TINY | {"num_rounds": 1} | arguments), folder / "abort")
 
 
-def _check_exchange(recipe: MethodRecipe, folder: Path) -> None:
-    """Run a job and hold every message of the sites against the method's contract."""
+def _check_exchange(recipe: MethodRecipe, folder: Path) -> Path:
+    """Run a job and hold every message of the sites against the method's contract; return the job's results."""
     contract = recipe.contract
     tensors: dict[str, set[str]] = defaultdict(set)
     fields: dict[str, set[str]] = defaultdict(set)
@@ -72,12 +71,11 @@ def _check_exchange(recipe: MethodRecipe, folder: Path) -> None:
         undeclared = fields[task.name] - {field.name for field in task.fields}
         assert None not in groups, f"task '{task.name}' sent tensors of no declared group"
         assert not undeclared, f"task '{task.name}' sent the fields {sorted(undeclared)}, which it does not declare"
+    return controller.results_folder
 
 
-def _check_resume(method: str, folder: Path, **arguments: Any) -> None:
+def _check_resume(method: str, whole: Path, folder: Path, **arguments: Any) -> None:
     """Compare a run of two rounds with one that stopped after the first round and was resumed."""
-    recipe = MethodRecipe(method, **TINY | arguments)
-    whole = run_in_process(recipe, SITES, folder / "whole")
     first = whole / "checkpoint" / "round-0001.safetensors"
     stopped = folder / "stopped"
     stopped.mkdir()

@@ -96,12 +96,7 @@ def folder(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "training"),
-    [
-        (PlainPatient, {}),
-        (PlainPatient, {"batch_size": 1}),  # one rank has no share
-        (SmallMemory, {}),
-        (ScaffoldLearner, {"batch_size": 4, "micro_batch": 1}),
-    ],
+    [(PlainPatient, {}), (SmallMemory, {}), (ScaffoldLearner, {"batch_size": 4, "micro_batch": 1})],
 )
 def test_two_processes_learn_what_one_does(folder, kind, training):
     numbers, losses, expected, _, _ = learnt(ALONE, folder, kind, training)

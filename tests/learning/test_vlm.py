@@ -136,10 +136,10 @@ def test_layers_computed_again_and_private_updates_give_the_gradient_and_a_resum
 
 
 @pytest.mark.slow
-def test_a_draft_is_the_text_of_the_run_with_the_site_s_own_adapters(tmp_path, monkeypatch, folder):
+def test_a_draft_is_the_text_of_the_run_with_the_site_s_own_adapters(tmp_path, monkeypatch):
     """Shown the same two visits before; of films, both views."""
     monkeypatch.setenv("FEDTAR_HOME", str(tmp_path))
-    model = {"decoder_name": str(folder), "weights": None, "max_length": 12, "num_beams": 2}
+    model = {"decoder_name": str(FAMILIES["qwen"](tmp_path / "vlm")), "weights": None, "max_length": 12, "num_beams": 2}
     recipe = MethodRecipe(
         "fedtar", preset="vlm-tiny", num_rounds=1, time_steps=3, server={"evaluate_every": 1}, patient={"lr": 0.1},
         model=model | {"slices": 1, "lateral": True}, training={"local_steps": 4, "batch_size": 4, "lr": 0.01},

@@ -28,7 +28,7 @@ PERSONAL = ("fedtar", "fedmrg", "fedavg_patient", "local_patient", "fedavg_finet
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_keeps_to_its_contract_and_its_run_is_scored(without_site_files, tmp_path, name):
     check_method(name, tmp_path, **(CLASSIFIES if name == "fedkei" else REPORTS))
-    results = tmp_path / "resume" / "whole" / "fedtar"
+    results = tmp_path / "whole" / "fedtar"
     events = read_events(results)
     assert of_kind(events, End)[-1].status == "completed"
     assert contract_of(name).title in (results / "report.html").read_text()

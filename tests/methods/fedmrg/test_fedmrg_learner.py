@@ -133,7 +133,7 @@ def test_the_model_of_drafts_is_its_formula(shaken, learner_of, mix):
         expected, _ = by_hand.run(by_hand.model({GENERIC: 1.0, SPECIALISED: 1 - mix})[0], tokens)
         with mixed_model(learner.model, mix):
             logits, _ = by_hand.run(model, tokens)
-    torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(logits, expected, rtol=1e-3, atol=1e-3)
 
 
 def test_a_batch_in_parts_has_the_whole_batch_s_gradient(shaken, learner_of):
