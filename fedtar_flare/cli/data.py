@@ -1,12 +1,9 @@
-"""``fedtar data index``, ``label``, ``unpack``, ``check``, ``prepare``, ``transforms``: a site's data, before a run."""
+"""``fedtar data index``, ``label``, ``unpack``, ``check``, ``prepare``: a site's data, before a run."""
 
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from fedtar_flare.cli import intake, simulated_data
@@ -25,9 +22,6 @@ from fedtar_flare.cli.commands import (
 
 if TYPE_CHECKING:
     from fedtar_flare.curation.check import Check
-    from fedtar_flare.data.cohort import Visit
-    from fedtar_flare.imaging.transform_list import Spec
-    from fedtar_flare.models.config import ModelConfig
 
 GROUPS = ("model", "data")
 
@@ -62,14 +56,15 @@ def add_commands(commands: Commands) -> None:
     codes = "Exit codes: 0 something can be used, 1 nothing can, 2 wrong use."
     command = add_command(group, prepare, "prepare a site's images, so that a run begins at once", codes)
     command.add_argument("--site", help="name of the site (default: of the kit's folder, or of the site file)")
-    _add_job(command, GROUPS, needs_site=True)
+    choice = command.add_mutually_exclusive_group(required=True)
+    choice.add_argument("--kit", type=Path, help="the site's startup kit, whose local/fedtar.yaml is read")
+    choice.add_argument("--site-file", type=Path, help="a site file, such as one in the folder of FEDTAR_SITES")
+    command.add_argument("--preset", default="small", help=f"of the job: {PRESETS}")
+    which = f"a setting of the job's {' or '.join(GROUPS)} that differs from the preset, such as model.slices=1"
+    add_repeated(command, "--set", "GROUP.NAME=VALUE", f"{which}; may be repeated")
     command.add_argument("--time-steps", type=int, default=3, help="of the job; for synthetic data (default 3)")
     command.add_argument("--seed", type=int, default=0, help="of the job; for synthetic data (default 0)")
     command.add_argument("-j", "--workers", type=int, help=WORKERS)
-
-    codes = "Exit codes: 0 shown, 1 the site declines a transform or the study is refused, 2 wrong use."
-    command = add_command(group, transforms, "show how images become model input, transform by transform", codes)
-    _add_job(command, (*GROUPS, "training"), needs_site=False)
 
     command = add_command(group, unpack, "write packed, labelled pictures (MedMNIST's .npz) as pictures and a manifest")
     command.add_argument("file", type=Path, help="the .npz file")
@@ -88,16 +83,6 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--name", metavar="PATTERN", help=which)
 
     simulated_data.add_commands(group)
-
-
-def _add_job(command: argparse.ArgumentParser, groups: Sequence[str], *, needs_site: bool) -> None:
-    """Options of a command that prepares images as a job would."""
-    choice = command.add_mutually_exclusive_group(required=needs_site)
-    choice.add_argument("--kit", type=Path, help="the site's startup kit, whose local/fedtar.yaml is read")
-    choice.add_argument("--site-file", type=Path, help="a site file, such as one in the folder of FEDTAR_SITES")
-    command.add_argument("--preset", default="small", help=f"of the job: {PRESETS}")
-    which = f"a setting of the job's {' or '.join(groups)} that differs from the preset, such as model.slices=1"
-    add_repeated(command, "--set", "GROUP.NAME=VALUE", f"{which}; may be repeated")
 
 
 def unpack(arguments: argparse.Namespace) -> None:
@@ -212,10 +197,12 @@ def prepare(arguments: argparse.Namespace) -> None:
     from fedtar_flare.learning.config import DataConfig
     from fedtar_flare.models.config import preset
     from fedtar_flare.site.cohort import prepare_site
-    from fedtar_flare.site.site_file import cache_folder, read_site_file
+    from fedtar_flare.site.context import kit_of
+    from fedtar_flare.site.site_file import SITE_FILE, cache_folder, read_site_file
 
     settings = grouped(arguments.set, GROUPS)
-    file, name = _site_file(arguments)
+    kit = kit_of(arguments.kit) if arguments.kit else None
+    file, name = (kit / "local" / SITE_FILE, kit.name) if kit else (arguments.site_file, arguments.site_file.stem)
     config = read_site_file(file, simulated=True)  # no key is made for this; what is prepared does not depend on it
     with ProgressLine() as line:
         cohort, done = prepare_site(
@@ -234,71 +221,3 @@ def prepare(arguments: argparse.Namespace) -> None:
     data = {"prepared": done.computed, "there": before, "left_out": left_out, "folder": folder}
     text = f"{file}: {done.computed} images prepared, {before} were there already ({folder})"
     show(arguments, data, text, *(f"  left out, {reason}: {n}" for reason, n in left_out.items()))
-
-
-def _site_file(arguments: argparse.Namespace) -> tuple[Path, str]:
-    """The site file that is meant, and the site's name."""
-    from fedtar_flare.site.context import kit_of
-    from fedtar_flare.site.site_file import SITE_FILE
-
-    if not arguments.kit:
-        return arguments.site_file, arguments.site_file.stem
-    kit = kit_of(arguments.kit)
-    return kit / "local" / SITE_FILE, kit.name
-
-
-def transforms(arguments: argparse.Namespace) -> int:
-    """Run the transforms of a job on the site's first study, without a site on a phantom, and print each with its
-    arguments, what it does and what it leaves. Random ones come last: they change training images alone.
-    """
-    from fedtar_flare.core.settings import build
-    from fedtar_flare.data.cells import Timeline
-    from fedtar_flare.imaging.limits import applied
-    from fedtar_flare.imaging.transform_list import names_of, random_for_training
-    from fedtar_flare.learning.config import DataConfig, TrainingConfig
-    from fedtar_flare.models.config import preset
-    from fedtar_flare.site.cohort import load_cohort
-    from fedtar_flare.site.site_file import Bounds, SiteConfig, read_site_file
-
-    settings = grouped(arguments.set, (*GROUPS, "training"))
-    model = preset(arguments.preset, **settings.get("model", {}))
-    data = build(DataConfig, settings.get("data"), "data")
-    training = build(TrainingConfig, settings.get("training"), "training")
-    with TemporaryDirectory() as folder:
-        config, policy, name = SiteConfig(source="synthetic", path=Path(folder), simulated=True), Bounds(), "phantom"
-        if arguments.kit or arguments.site_file:
-            file, name = _site_file(arguments)
-            config, policy = read_site_file(file, simulated=True), read_site_file(file, for_jobs=False).policy
-        visit = load_cohort(config, name, timeline=Timeline(1), synthetic_patients=1).visits[0]
-        added = random_for_training(data.transforms, augment=training.augment, image_size=model.image_size)
-        with applied(config.limits):
-            shown = _shown(visit, model, data.transforms, added)
-    declined = [transform for transform in names_of(data.transforms) if transform not in policy.transforms]
-    lines = [f"How a study ({visit.modality}) becomes model input:"]
-    for number, step in enumerate(shown, start=1):
-        given_as = ", ".join(f"{key}={value}" for key, value in step["arguments"].items())
-        lines.append(f"{number:2d}. {step['name']}({given_as})\n    {step['what']}\n    -> {step['gives']}")
-    show(arguments, {"study": visit.modality, "transforms": shown, "declined": declined}, *lines)
-    if declined:
-        print(f"This site's policy does not allow {', '.join(declined)} (policy.transforms)", file=sys.stderr)
-    return int(bool(declined))
-
-
-def _shown(
-    visit: Visit, model: ModelConfig, transforms: Sequence[Spec], random: Sequence[Spec]
-) -> list[dict[str, Any]]:
-    """Each step of a study's preparation, whether it is ``random``, and what it ``gives``."""
-    from fedtar_flare.imaging.augment import augment
-    from fedtar_flare.imaging.transform_list import LISTED, split
-    from fedtar_flare.imaging.transforms import Step, preparation, steps
-
-    made: Any = {"image": str(visit.image)}
-    listed = steps(visit.modality, model, transforms)
-    images = [(made := apply(made))["image"] for apply in preparation(visit.modality, model, transforms).transforms]
-    shown = [{**step._asdict(), "random": False} for step in listed]
-    for spec in random:
-        what = f"{LISTED[spec['name']].what}, in training alone"
-        shown.append({**Step(*split(spec), what)._asdict(), "random": True})
-        images.append(augment(images[-1], 0, [spec]))
-    gives = (f"{str(image.dtype).removeprefix('torch.')} {tuple(map(int, image.shape))}" for image in images)
-    return [{**step, "gives": given} for step, given in zip(shown, gives, strict=True)]

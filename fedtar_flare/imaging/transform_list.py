@@ -50,7 +50,6 @@ class Words(tuple[Any, ...]):
 class Listed(NamedTuple):
     """A transform of the list; ``needed`` arguments have no default."""
 
-    what: str
     needed: Mapping[str, Numbers | Words]
     other: Mapping[str, Numbers | Words] = {}
 
@@ -64,18 +63,12 @@ _PROB = {"prob": Numbers(0.0, 1)}
 _SHARE = Numbers(-1.0, 1, 2)
 
 DETERMINISTIC: dict[str, Listed] = {
-    "Orientationd": Listed("Turn the volume's axes", {"axcodes": _AXES}),
-    "Spacingd": Listed(
-        "Resample the volume to this distance between voxels, mm", {"pixdim": Numbers(0.2, 20, 3)}, {"mode": _BLEND}
-    ),
-    "ScaleIntensityRanged": Listed(
-        "Map values from a to b linearly", {"a_min": _HU, "a_max": _HU, "b_min": _HU, "b_max": _HU}, {"clip": _FLAG}
-    ),
-    "ThresholdIntensityd": Listed(
-        "Replace values below (above: false: over) a threshold", {"threshold": _HU}, {"above": _FLAG, "cval": _HU}
-    ),
-    "GaussianSmoothd": Listed("Smooth with this sigma, in voxels", {"sigma": Numbers(0.0, 5, 3)}),
-    "CenterSpatialCropd": Listed("Keep the middle, in voxels", {"roi_size": Numbers(16, 4096, 3)}),
+    "Orientationd": Listed({"axcodes": _AXES}),
+    "Spacingd": Listed({"pixdim": Numbers(0.2, 20, 3)}, {"mode": _BLEND}),  # mm between voxels
+    "ScaleIntensityRanged": Listed({"a_min": _HU, "a_max": _HU, "b_min": _HU, "b_max": _HU}, {"clip": _FLAG}),
+    "ThresholdIntensityd": Listed({"threshold": _HU}, {"above": _FLAG, "cval": _HU}),
+    "GaussianSmoothd": Listed({"sigma": Numbers(0.0, 5, 3)}),  # voxels
+    "CenterSpatialCropd": Listed({"roi_size": Numbers(16, 4096, 3)}),  # voxels
 }
 """Applied to the image as it was read (a CT in HU), before slices are chosen."""
 CT_ONLY = ("Orientationd", "Spacingd")  # a picture has no geometry, and would only be mirrored or stretched
@@ -84,17 +77,13 @@ _AFFINE: dict[str, Numbers | Words] = {"rotate_range": Numbers(0.0, math.pi), "t
 _AFFINE |= {"shear_range": Numbers(0.0, 0.5, 2), "scale_range": Numbers(0.0, 0.5, 2)}
 _AFFINE |= {"mode": _BLEND, "padding_mode": _BORDER}
 RANDOM: dict[str, Listed] = {
-    "RandAffined": Listed("Turn (radians), shear, shift (pixels) and scale in plane", {}, _PROB | _AFFINE),
-    "RandShiftIntensityd": Listed("Shift brightness", {"offsets": _SHARE}, _PROB),
-    "RandScaleIntensityd": Listed("Scale brightness", {"factors": _SHARE}, _PROB),
-    "RandAdjustContrastd": Listed("Change gamma", {}, _PROB | {"gamma": Numbers(0.1, 10, 2, 2)}),
-    "RandGaussianNoised": Listed("Add noise", {}, _PROB | {"mean": Numbers(-1.0, 1), "std": Numbers(0.0, 1)}),
-    "RandGaussianSmoothd": Listed(
-        "Smooth in plane", {}, _PROB | {"sigma_x": Numbers(0.0, 5, 2, 2), "sigma_y": Numbers(0.0, 5, 2, 2)}
-    ),
-    "RandFlipd": Listed(
-        "Mirror; left and right of a report are then wrong", {}, _PROB | {"spatial_axis": Numbers(0, 1)}
-    ),
+    "RandAffined": Listed({}, _PROB | _AFFINE),  # in plane; radians and pixels
+    "RandShiftIntensityd": Listed({"offsets": _SHARE}, _PROB),
+    "RandScaleIntensityd": Listed({"factors": _SHARE}, _PROB),
+    "RandAdjustContrastd": Listed({}, _PROB | {"gamma": Numbers(0.1, 10, 2, 2)}),
+    "RandGaussianNoised": Listed({}, _PROB | {"mean": Numbers(-1.0, 1), "std": Numbers(0.0, 1)}),
+    "RandGaussianSmoothd": Listed({}, _PROB | {"sigma_x": Numbers(0.0, 5, 2, 2), "sigma_y": Numbers(0.0, 5, 2, 2)}),
+    "RandFlipd": Listed({}, _PROB | {"spatial_axis": Numbers(0, 1)}),  # left and right of a report are then wrong
 }
 """Applied to the prepared image, values in [0, 1], all slices and channels alike; in training only."""
 

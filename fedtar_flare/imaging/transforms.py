@@ -9,7 +9,7 @@ import logging
 from abc import abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import monai.transforms
 import nibabel.orientations as nio
@@ -26,7 +26,7 @@ from fedtar_flare.imaging.limits import check_size
 from fedtar_flare.imaging.readers.ct import read_ct
 from fedtar_flare.imaging.readers.pictures import read_photograph, read_radiograph
 from fedtar_flare.imaging.readers.volume import to_int16
-from fedtar_flare.imaging.transform_list import CT_ONLY, LISTED, Spec, checked, deterministic, split
+from fedtar_flare.imaging.transform_list import CT_ONLY, Spec, checked, deterministic, split
 
 logger = logging.getLogger(__name__)
 WINDOWS = ((-600.0, 1500.0), (40.0, 400.0), (400.0, 1800.0))  # (level, width) in HU: lung, mediastinum, bone
@@ -49,32 +49,6 @@ class InputSize(Protocol):
     def slices(self) -> int: ...
 
 
-class Step(NamedTuple):
-    """One transform of a preparation: its class, its arguments without the key, and what it does, for people."""
-
-    name: str
-    arguments: dict[str, Any]
-    what: str
-
-
-def steps(modality: Modality, size: InputSize, transforms: Sequence[Spec] = ()) -> list[Step]:
-    """List the transforms of :func:`preparation` in order."""
-    ct, added = modality == "ct", deterministic(checked(transforms))
-    if wrong := [spec["name"] for spec in added if spec["name"] in CT_ONLY and not ct]:
-        raise ConfigError(f"data: transforms: {wrong[0]} is for CT volumes; these images are pictures ({modality})")
-    made: list[tuple[str, dict[str, Any]]] = [("ReadStudyd", {"modality": modality})]
-    for spec in added:
-        if spec["name"] == "Spacingd":
-            made.append(("VoxelLimitd", {"pixdim": spec["pixdim"]}))
-        made.append(split(spec))
-    if ct:
-        made += [("LungSlicesd", {"slices": size.slices}), ("HUWindowsd", {"windows": WINDOWS})]
-    made += [("SquareResized", {"size": size.image_size}), *([] if ct else [("PictureToSliced", {})])]
-    what = {name: listed.what for name, listed in LISTED.items()}
-    what |= {name: globals()[name].__doc__.partition("\n")[0].rstrip(".") for name, _ in made if name not in what}
-    return [Step(name, given, what[name]) for name, given in made]
-
-
 def preparation(modality: Modality, size: InputSize, transforms: Sequence[Spec] = ()) -> Compose:
     """Compose the transforms from a study on disk to model input, for training, scoring, warm start and drafting alike.
 
@@ -82,7 +56,18 @@ def preparation(modality: Modality, size: InputSize, transforms: Sequence[Spec] 
     and position 0. Of a job's transforms (``data.transforms``), deterministic ones run on the image as it was read,
     before slices are chosen; random ones are left to :mod:`.augment`.
     """
-    return Compose([_made(name, arguments) for name, arguments, _ in steps(modality, size, transforms)])
+    ct, added = modality == "ct", deterministic(checked(transforms))
+    if wrong := [spec["name"] for spec in added if spec["name"] in CT_ONLY and not ct]:
+        raise ConfigError(f"data: transforms: {wrong[0]} is for CT volumes; these images are pictures ({modality})")
+    steps: list[tuple[str, dict[str, Any]]] = [("ReadStudyd", {"modality": modality})]
+    for spec in added:
+        if spec["name"] == "Spacingd":
+            steps.append(("VoxelLimitd", {"pixdim": spec["pixdim"]}))
+        steps.append(split(spec))
+    if ct:
+        steps += [("LungSlicesd", {"slices": size.slices}), ("HUWindowsd", {"windows": WINDOWS})]
+    steps += [("SquareResized", {"size": size.image_size}), *([] if ct else [("PictureToSliced", {})])]
+    return Compose([_made(name, arguments) for name, arguments in steps])
 
 
 def composed(specs: Sequence[Spec]) -> Compose:

@@ -14,7 +14,6 @@ from kits import make_kit, write_radiographs
 from fedtar_flare.cli.main import main
 from fedtar_flare.core.errors import DataError
 from fedtar_flare.imaging import pipeline
-from fedtar_flare.imaging.transform_list import built_in
 from fedtar_flare.protocol.messages import TaskHeader
 from fedtar_flare.site.site_file import load_site_config
 from fedtar_flare.testing import executor_of
@@ -105,15 +104,3 @@ def test_a_job_trains_on_nothing_where_images_cannot_be_kept(sites, monkeypatch,
         opened_by_a_job(sites)
     assert caught.value.reason == ("disk-full" if full else "not-writable")
     assert ("disk is full" in caught.value.public) is full and str(sites) not in caught.value.public
-
-
-def test_transforms_are_shown_in_order_with_what_they_give_and_what_the_site_declines(sites, capsys):
-    own = "data.transforms=[{name: GaussianSmoothd, sigma: 1}, {name: RandFlipd, prob: 1}]"
-    options = ["--preset", "tiny", "--set", own, "--set", "training.augment=true"]
-    assert main(["data", "transforms", "--site-file", str(sites / "hospital.yaml"), *options, "--json"]) == 1
-    shown = json.loads(capsys.readouterr().out)
-    names = [step["name"] for step in shown["transforms"]]
-    assert names[:4] == ["ReadStudyd", "GaussianSmoothd", "SquareResized", "PictureToSliced"]
-    assert names[4:] == [spec["name"] for spec in built_in(32)] + ["RandFlipd"] and shown["declined"] == ["RandFlipd"]
-    assert shown["transforms"][3]["gives"] == shown["transforms"][-1]["gives"] == "uint8 (1, 3, 32, 32)"
-    assert [step["random"] for step in shown["transforms"]] == [False] * 4 + [True] * 5
