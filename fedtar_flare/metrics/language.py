@@ -7,15 +7,13 @@ Papineni et al., BLEU, ACL 2002. Lin, ROUGE, ACL workshop 2004. Vedantam et al.,
 clipping and Gaussian penalty, as pycocoevalcap's ``Cider`` has them).
 """
 
-import functools
 import math
-import operator
 import re
 import unicodedata
 from collections import Counter
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,10 +69,10 @@ def require_pairs(references: Sized, drafts: Sized) -> None:
 class LanguageStatistics:
     """What each of N reports adds to the corpus scores; document frequencies of CIDEr are those of all N."""
 
-    matches: Array  # (N, 4): n-grams of the draft that a reference has too, clipped, n = 1..4
+    matches: Array  # (N, 4): n-grams of the draft that the reference has too, clipped, n = 1..4
     guesses: Array  # (N, 4): n-grams of the draft
     hypothesis_length: Array  # (N,): tokens of the draft
-    reference_length: Array  # (N,): tokens of the reference nearest in length
+    reference_length: Array  # (N,): tokens of the reference
     rouge_l: Array  # (N,): the report's score
     cider: Array  # (N,): the report's score
 
@@ -96,34 +94,24 @@ def language_scores(references: Sequence[str], drafts: Sequence[str]) -> dict[st
 
 def report_statistics(references: Sequence[str], drafts: Sequence[str]) -> LanguageStatistics:
     """Clean N reports and take the statistics that their language scores follow from."""
-    return language_statistics([[clean(text).split()] for text in references], [clean(text).split() for text in drafts])
+    return language_statistics([clean(text).split() for text in references], [clean(text).split() for text in drafts])
 
 
-def language_statistics(
-    references: Sequence[Sequence[Sequence[str]]], drafts: Sequence[Sequence[str]]
-) -> LanguageStatistics:
-    """Statistics of N tokenised drafts, each with at least one reference."""
+def language_statistics(references: Sequence[Sequence[str]], drafts: Sequence[Sequence[str]]) -> LanguageStatistics:
+    """Statistics of N tokenised drafts and references."""
     require_pairs(references, drafts)
-    matches, guesses, nearest, rouge_l, pairs = [], [], [], [], []
-    for i, (draft, group) in enumerate(zip(drafts, references, strict=True)):
-        if str in {type(group), type(draft), *map(type, group)}:
-            raise DataError(f"report {i}: a text where a list of tokens belongs; split it first", reason="not-tokens")
-        if not group:
-            raise DataError(f"report {i} has no reference", reason="no-reference")
-        in_draft, in_group = _ngrams(draft), [_ngrams(reference) for reference in group]
-        pairs.append((in_draft, in_group))
-        # a match counts at most as often as in the reference that has most of it
-        most = [functools.reduce(operator.or_, counts) for counts in zip(*in_group, strict=True)]
-        matches.append([(in_draft[n] & most[n]).total() for n in range(_N)])
-        guesses.append([max(0, len(draft) - n) for n in range(_N)])
-        nearest.append(min([(abs(len(reference) - len(draft)), len(reference)) for reference in group])[1])
-        rouge_l.append(_rouge_l(draft, group))
+    if any(isinstance(text, str) for text in (*references, *drafts)):
+        raise DataError("a text where a list of tokens belongs; split it first", reason="not-tokens")
+    pairs = [(_ngrams(draft), _ngrams(reference)) for draft, reference in zip(drafts, references, strict=True)]
+    # a match counts at most as often as the reference has it
+    matches = [[(ours & theirs).total() for ours, theirs in zip(*pair, strict=True)] for pair in pairs]
+    guesses = [[max(0, len(draft) - n) for n in range(_N)] for draft in drafts]
     return LanguageStatistics(
         matches=np.array(matches, dtype=np.float64),
         guesses=np.array(guesses, dtype=np.float64),
         hypothesis_length=np.array([*map(len, drafts)], dtype=np.float64),
-        reference_length=np.array(nearest, dtype=np.float64),
-        rouge_l=np.array(rouge_l),
+        reference_length=np.array([*map(len, references)], dtype=np.float64),
+        rouge_l=np.array([*map(_rouge_l, drafts, references)]),
         cider=_cider(pairs),
     )
 
@@ -184,16 +172,12 @@ def _ngrams(tokens: Sequence[str]) -> list[Counts]:
     return counts
 
 
-def _rouge_l(draft: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """F-measure (beta 1.2) of the references' best precision and recall; as in pycocoevalcap, two empty texts agree."""
-    tokens = draft or [""]
-    longest, recall = 0, 0.0
-    for reference in references:
-        common = _lcs(reference or [""], tokens)
-        longest, recall = max(longest, common), max(recall, common / max(1, len(reference)))
-    if not longest:
+def _rouge_l(draft: Sequence[str], reference: Sequence[str]) -> float:
+    """F-measure (beta 1.2) of precision and recall; as in pycocoevalcap, two empty texts agree."""
+    tokens, expected = draft or [""], reference or [""]
+    if not (common := _lcs(expected, tokens)):
         return 0.0
-    precision = longest / len(tokens)
+    precision, recall = common / len(tokens), common / len(expected)
     return (1 + _ROUGE_BETA**2) * precision * recall / (recall + _ROUGE_BETA**2 * precision)
 
 
@@ -210,29 +194,27 @@ def _lcs(a: Sequence[str], b: Sequence[str]) -> int:
     return len(a) - row.bit_count()
 
 
-def _cider(pairs: Sequence[tuple[list[Counts], list[list[Counts]]]]) -> Array:
+def _cider(pairs: Sequence[tuple[list[Counts], list[Counts]]]) -> Array:
     """CIDEr of each report: tf-idf cosine of n-grams (clipped), with a Gaussian penalty on the difference in length."""
     frequency: Counter[tuple[str, ...]] = Counter()
-    for _, references in pairs:
-        frequency.update(set().union(*chain.from_iterable(references)))
+    for _, reference in pairs:
+        frequency.update(set().union(*reference))
     log_n = math.log(len(pairs))
     idf = {gram: log_n - math.log(count) for gram, count in frequency.items()}
     scores = []
-    for draft, references in pairs:
-        total = 0.0
-        for reference in references:
-            cosines = 0.0
-            for ours, theirs in zip(draft, reference, strict=True):
-                dot = 0.0
-                for gram, count in ours.items():  # not a set, whose order differs from process to process
-                    if gram in theirs:
-                        dot += min(count, theirs[gram]) * theirs[gram] * idf[gram] ** 2
-                if dot:  # then neither norm is 0
-                    cosines += dot / (_norm(ours, idf, log_n) * _norm(theirs, idf, log_n))
-            # pycocoevalcap takes a text's length in 2-grams
-            difference = draft[1].total() - reference[1].total()
-            total += cosines * math.exp(-(difference**2) / (2 * _CIDER_SIGMA**2))
-        scores.append(10 * total / _N / len(references))
+    for draft, reference in pairs:
+        cosines = 0.0
+        for ours, theirs in zip(draft, reference, strict=True):
+            dot = 0.0
+            for gram, count in ours.items():  # not a set, whose order differs from process to process
+                if gram in theirs:
+                    dot += min(count, theirs[gram]) * theirs[gram] * idf[gram] ** 2
+            if dot:  # then neither norm is 0
+                cosines += dot / (_norm(ours, idf, log_n) * _norm(theirs, idf, log_n))
+        # pycocoevalcap takes a text's length in 2-grams
+        difference = draft[1].total() - reference[1].total()
+        penalty = math.exp(-(difference**2) / (2 * _CIDER_SIGMA**2))
+        scores.append(10 * (cosines * penalty) / _N)
     return np.array(scores)
 
 

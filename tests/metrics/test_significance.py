@@ -46,12 +46,12 @@ def test_ratio_scores_are_those_of_the_drawn_corpus():
     words = ["lung", "clear", "no", "effusion", ".", "nodule"]
     draw = lambda: [[words[i] for i in generator.integers(6, size=9)] for _ in range(30)]  # noqa: E731
     references, hypotheses = draw(), draw()
-    statistics = language_statistics([[r] for r in references], hypotheses)
+    statistics = language_statistics(references, hypotheses)
     for n in (1, 4):
         bleu = bleu_score(np.arange(30) % 11, statistics, n)
         assert bleu.value() == pytest.approx(statistics.scores()[f"bleu_{n}"])
         alone = language_statistics(
-            [[r] for i, r in enumerate(references) if i % 11 == 4], [h for i, h in enumerate(hypotheses) if i % 11 == 4]
+            [r for i, r in enumerate(references) if i % 11 == 4], [h for i, h in enumerate(hypotheses) if i % 11 == 4]
         )
         assert bleu.of_each[4] == pytest.approx(alone.scores()[f"bleu_{n}"])
         interval = over_seeds([bleu], replicates=500)
