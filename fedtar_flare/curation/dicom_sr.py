@@ -11,15 +11,7 @@ from pydicom.sr.codedict import codes
 
 from fedtar_flare.core.errors import DataError
 from fedtar_flare.curation.archive_files import issuer_of
-from fedtar_flare.curation.documents import (
-    FINAL,
-    Document,
-    Identifier,
-    mistaken,
-    moment,
-    studies_of,
-    understood,
-)
+from fedtar_flare.curation.documents import FINAL, Document, Identifier, mistaken, moment, studies_of, understood
 from fedtar_flare.imaging.readers.dicom_files import Source, read_header
 from fedtar_flare.imaging.readers.dicom_tags import text
 

@@ -13,15 +13,7 @@ import numpy as np
 from fedtar_flare.core.files import read_json
 from fedtar_flare.metrics import significance
 from fedtar_flare.metrics.registry import SCORES
-from fedtar_flare.metrics.significance import (
-    Interval,
-    SumsOf,
-    Units,
-    compare,
-    finding_f1,
-    holm,
-    over_seeds,
-)
+from fedtar_flare.metrics.significance import Interval, SumsOf, Units, compare, finding_f1, holm, over_seeds
 from fedtar_flare.reporting.scores import SEEN
 from fedtar_flare.suite.plan import Experiment
 from fedtar_flare.synthetic.vocabulary import FINDINGS, KNOWN_FINDINGS, NEW_FINDINGS
