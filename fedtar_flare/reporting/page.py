@@ -117,7 +117,7 @@ NEEDED = re.compile(
 
 
 def losses(run: Run) -> Section:
-    """Training loss per site over rounds and steps, validation loss per round, and a table of the rounds."""
+    """Training loss per site over rounds and steps, and validation loss per round."""
     training, validation = [], []
     for i, site in enumerate(run.start.sites):
         at_steps, at_rounds = [], []
@@ -135,19 +135,13 @@ def losses(run: Run) -> Section:
         over_steps(run, "Training loss", training, "nats per token", crosses=False),
         Chart("Validation loss", validation, (), "round", "nats per token", x_range=round_axis(run)),
     ]
-    rows = []
-    for event in run.validations:
-        sites, best = f"{len(event.sites)} of {len(run.start.sites)}", "best: kept" * (event.round == run.best_round)
-        rows.append((str(event.round), number(event.loss, 4), sites, best))
-    head = ("round", "validation loss, nats per token, all reports", "sites", "")
-    rounds = table(head, rows, empty="No round is complete.")
     absent = left_out([(event.round, event.left_out) for event in run.validations])
     lead = (
         "Training: mean over a site's local updates at one step; the line breaks where the site sent nothing. "
         "Validation: mean over the reports of validation patients after the round's last step, which chooses the best "
         "round; two rounds are compared on the sites that both have."
     )
-    return Section("loss", "Loss", lead, charts(figures) + rounds + absent, optimisation=True)
+    return Section("loss", "Loss", lead, charts(figures) + absent, optimisation=True)
 
 
 def _losses(name: str, points: Sequence[tuple[float, float | None, str]], palette: Palette, index: int = 0) -> Series:
