@@ -22,7 +22,6 @@ from fedtar_flare.reporting.section import (
     left_out,
     made,
     method_sections,
-    norms,
     on_axis,
     over_steps,
     round_axis,
@@ -165,17 +164,6 @@ def examples(run: Run) -> Section | None:
     return Section("examples", "Examples", lead, generated.render_examples(of_sites, headed=True))
 
 
-def movement(run: Run) -> Section | None:
-    """Norm of the sites' mean update over rounds and steps; None where nothing is averaged."""
-    if run.steps and all(step.update_norm is None for step in run.steps):
-        return None
-    line = norms(run, "mean update of the sites", [(s.round, s.step, s.update_norm) for s in run.steps])
-    figures = [over_steps(run, "Mean update of the sites, Euclidean norm", [line], "norm")]
-    lead = "The mean of the sites' updates at each step, over all tensors that travel."
-    lead += " A cross on the axis is a step that was skipped." if figures[0].crosses else ""
-    return Section("movement", "Movement", lead, charts(figures), optimisation=True)
-
-
 def exchange(run: Run) -> Section:
     """One exchange against the whole model, and a table of the bytes that the run's steps moved."""
     sizes = run.start.exchange
@@ -227,7 +215,7 @@ def settings(run: Run) -> Section:
 def sections(run: Run, of_method: Sequence[Section]) -> list[Section]:
     """All sections of a run that began: its results, how training went, and what is needed to repeat it."""
     of_reports = (examples, alarm_section, finding_section, scores, ahead)
-    first, last = (of_reports, (losses, movement)) if run.reports else ((), ())
+    first, last = (of_reports, (losses,)) if run.reports else ((), ())
     training = [section for section in (*of_method, *made(run, last)) if section.optimisation]
     titles = ", ".join(section.title.lower() for section in training)
     content = render("sections.html", sections=training, level=3)

@@ -1,12 +1,11 @@
 """A section of a run's page, what sections share, and the sections of the run's method."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
 
 from fedtar_flare.record.events import Step
-from fedtar_flare.reporting.format import significant
 from fedtar_flare.reporting.plots import Chart, Figure, Series
 from fedtar_flare.reporting.render import render
 from fedtar_flare.reporting.run import Run
@@ -131,16 +130,6 @@ def over_steps(run: Run, title: str, lines: Sequence[Series], y_label: str, cros
     skipped = [step for step in run.steps if step.skipped and crosses]
     tips = [(on_axis(run, s.round, s.step), f"{step_name(s)}: skipped, nobody sent an update") for s in skipped]
     return Chart(title, lines, (), "round (a point per time step)", y_label, x_range=round_axis(run), crosses=tips)
-
-
-def norms(run: Run, name: str, values: Iterable[tuple[int, int, float | None]], index: int = 0) -> Series:
-    """A line through norms (round, step, norm), which breaks at the steps that were skipped."""
-    skipped = {(step.round, step.step) for step in run.steps if step.skipped}
-    points = [
-        (on_axis(run, r, t), None if (r, t) in skipped else y, f"{name}, round {r}, step {t}: {significant(y)}")
-        for r, t, y in values
-    ]
-    return Series(name, points, "site", index)
 
 
 def step_name(step: Step) -> str:

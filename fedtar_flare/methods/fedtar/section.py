@@ -14,7 +14,7 @@ from fedtar_flare.reporting.groups import AGES, age_of, sex_of
 from fedtar_flare.reporting.plots import Chart, Guide, Series, scatter, tsne
 from fedtar_flare.reporting.render import render
 from fedtar_flare.reporting.run import Run
-from fedtar_flare.reporting.section import Section, charts, left_out, norms, over_steps, table
+from fedtar_flare.reporting.section import Section, charts, left_out, on_axis, over_steps, table
 
 MOST_POINTS = 500
 """Most patients on the page of phi: t-SNE of more takes longer than a second or two."""
@@ -54,8 +54,13 @@ def alpha(run: Run) -> Section:
 
 def residual(run: Run) -> Section:
     """Norms of the step taken at each time step."""
-    taken = [(event.round, event.step, event.residual_norm) for event in run.events(Residual)]
-    line = norms(run, "step taken, alpha times the mean update", taken, index=1)
+    name, points = "step taken, alpha times the mean update", []
+    skipped = {(step.round, step.step) for step in run.steps if step.skipped}  # where the line breaks
+    for event in run.events(Residual):
+        value = None if (event.round, event.step) in skipped else event.residual_norm
+        tip = f"{name}, round {event.round}, step {event.step}: {significant(event.residual_norm)}"
+        points.append((on_axis(run, event.round, event.step), value, tip))
+    line = Series(name, points, index=1)
     figure = over_steps(run, "Step taken, Euclidean norm over the shared adapter", [line], "norm")
     lead = "Alpha times the sites' mean update (Eq. 6) enters the shared adapter as the step's residual (Eq. 7)."
     lead += " A cross on the axis is a step that was skipped." if figure.crosses else ""
