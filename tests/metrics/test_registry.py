@@ -103,8 +103,6 @@ def of_length(n, named):
         ("no-reports", lambda: of_length(0, [])),
         ("unequal-lengths", lambda: of_length(1, [])),
         ("no-reports", lambda: language_statistics([], [])),
-        ("not-tokens", lambda: language_statistics(["a b"], [["a"]])),
-        ("not-tokens", lambda: language_statistics([["a"]], ["a b"])),
         ("non-finite-score", lambda: auc([0, 1], [0.5, NAN])),
         ("unequal-lengths", lambda: auc([0, 1, 1], [0.5, 0.1])),
         ("too-few-seeds", lambda: welch([0.5], [0.5, 0.6])),
