@@ -20,7 +20,7 @@ from fedtar_flare.metrics.score import Score, raw_value
 
 logger = logging.getLogger(__name__)
 
-LANGUAGE, FINDINGS, CONTENT = "Language", "Findings", "Classes and repetition"
+LANGUAGE, FINDINGS = "Language", "Findings"
 CHANGE, GRADES = "Degree and change between visits", "Findings against the reference"
 
 

@@ -210,15 +210,13 @@ def holm(p_values: Mapping[Key, float]) -> dict[Key, float]:
     return {name: corrected[name] for name in p_values}
 
 
-def over_seeds(
-    runs: Sequence[PatientSums], against: Sequence[PatientSums] | None = None, *, replicates: int = REPLICATES
-) -> Interval:
-    """Mean score over seeds, or mean difference to other runs, with a hierarchical interval.
+def over_seeds(runs: Sequence[PatientSums], *, replicates: int = REPLICATES) -> Interval:
+    """Mean score over seeds with a hierarchical interval.
 
     A replicate draws as many seeds as there are, with replacement, then patients. Seeds that share their patients share
     the draw, since a patient who is hard for one is hard for all. Otherwise each drawn seed draws its own patients.
     """
-    return interval(*_over_seeds(runs, against, replicates))
+    return interval(*_over_seeds(runs, None, replicates))
 
 
 def _over_seeds(

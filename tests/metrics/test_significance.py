@@ -116,7 +116,7 @@ def test_over_seeds_adds_the_spread_of_seeds_to_that_of_patients():
     assert (got.high - got.low) / 2 == pytest.approx(half, rel=0.06)
     equal = over_seeds([runs[2]] * 5)
     assert (equal.high - equal.low) / 2 == pytest.approx(1.96 * x.std() / np.sqrt(300), rel=0.06)
-    difference = over_seeds(runs, [mean_score(range(300), x)] * 5)
+    difference = compare(runs, [mean_score(range(300), x)] * 5).difference
     assert (difference.high - difference.low) / 2 == pytest.approx(1.96 * np.sqrt(shifts.var() / 5), rel=0.08)
 
 
