@@ -11,6 +11,8 @@ from make_dicom import ORIGIN, SPACING, chest, put, write_series
 from refused import refused
 
 from fedtar_flare.imaging.readers.ct import read_ct
+from fedtar_flare.imaging.readers.dicom_files import Source, read_header
+from fedtar_flare.imaging.readers.dicom_slices import read_hu, slices_of
 
 HU = chest()
 SIGNED = {"PixelRepresentation": 1, "BitsStored": 16, "HighBit": 15}
@@ -93,12 +95,6 @@ def test_affine_maps_every_slice_to_its_own_position(tmp_path, orientation, dire
     assert lps[:3, 0] == pytest.approx(rows * SPACING[2]) and lps[:3, 1] == pytest.approx(columns * SPACING[1])
 
 
-def test_one_slice_takes_its_spacing_from_the_header(tmp_path):
-    write_series(tmp_path, chest(1))
-    volume = read_ct(tmp_path / "000.dcm", 1)
-    assert volume.hu.shape == (1, 24, 20) and volume.spacing_mm == pytest.approx(SPACING)
-
-
 @pytest.mark.parametrize("kind", ["raw", "rle", "nifti"])
 def test_a_volume_is_held_in_memory_once(tmp_path, kind):
     path, hu = tmp_path / "s", chest(40, (96, 96))
@@ -171,13 +167,13 @@ def test_all_lossless_files_give_the_same_hu_and_others_are_refused(shared_data)
     assert len(lossless) == 7
     for name, reason in (("*4.53.dcm", "unsupported-transfer-syntax"), ("no-pixel-data.dcm", "no-pixel-data")):
         with refused(reason):
-            read_ct(*(shared_data / "ct_transfer_syntaxes").glob(name), 1)
+            read_ct(*(shared_data / "ct_transfer_syntaxes").glob(name))
     plain = pydicom.dcmread(shared_data / "ct_transfer_syntaxes" / "CTImage.dcm")
     expected = plain.pixel_array.astype(int) * int(plain.RescaleSlope) + int(plain.RescaleIntercept)
     for file in lossless:
-        volume = read_ct(file, 1)
-        assert np.array_equal(volume.hu[0], expected), file.name
-        assert volume.spacing_mm == pytest.approx((6.5, 0.675781, 0.675781))
+        slices = slices_of(read_header(Source(file)))
+        assert np.array_equal(read_hu(slices)[0][0], expected), file.name
+        assert (slices[0].step_mm, *slices[0].spacing) == pytest.approx((6.5, 0.675781, 0.675781))
 
 
 @pytest.mark.shared_data

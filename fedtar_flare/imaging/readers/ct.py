@@ -34,17 +34,17 @@ GAP = 1.5  # distance between slices, in stated distances, from which some may b
 LPS_TO_RAS = np.diag([-1.0, -1.0, 1.0, 1.0])
 
 
-def read_ct(path: Path | str, min_slices: int = MIN_SLICES) -> CTVolume:
+def read_ct(path: Path | str) -> CTVolume:
     """Read a CT volume; of several series the best that is not refused, which ``warnings`` of the volume note."""
     path = Path(path)
     if path.name.lower().endswith((".nii", ".nii.gz")):
-        return read_nifti(path, min_slices)
+        return read_nifti(path, MIN_SLICES)
     with sources(path) as files:
         series, left_out = scan(files, str(path))
         refused = []
         for chosen in series:
             try:
-                slices, spacing, stack_notes = _stack(chosen, min_slices)
+                slices, spacing, stack_notes = _stack(chosen)
                 hu, notes = read_hu(slices)
                 check_air(hu, chosen.describe())
                 check_shape(hu, chosen.describe())
@@ -63,7 +63,7 @@ def read_ct(path: Path | str, min_slices: int = MIN_SLICES) -> CTVolume:
     return CTVolume(hu, (spacing, *first.spacing), LPS_TO_RAS @ affine, chosen.uid, tuple(notes))
 
 
-def _stack(series: Series, min_slices: int) -> tuple[list[Slice], float, list[Note]]:
+def _stack(series: Series) -> tuple[list[Slice], float, list[Note]]:
     """The slices, ascending along their normal, the distance between them in mm, and notes."""
     if series.damage:
         error = series.damage[0]
@@ -74,19 +74,15 @@ def _stack(series: Series, min_slices: int) -> tuple[list[Slice], float, list[No
         text = f"{where}; {len(series.unread)} file(s) beside its slices cannot be read ({named}); copy them again"
         raise DataError(text, reason=series.unread[0].reason)
     slices, notes = _without_copies(series.slices)
-    with _refusing_scouts(slices, min_slices):
+    with _refusing_scouts(slices):
         _check_alike(slices, where)
     normal = slices[0].normal
     slices, more = _one_acquisition(sorted(slices, key=lambda s: float(s.position @ normal)), normal, where)
     notes += more
-    with _refusing_scouts(slices, min_slices):
-        if len(slices) < min_slices:
-            text = f"{where}: {len(slices)} slices, at least {min_slices} needed"
+    with _refusing_scouts(slices):
+        if len(slices) < MIN_SLICES:
+            text = f"{where}: {len(slices)} slices, at least {MIN_SLICES} needed"
             raise DataError(text, reason="too-few-slices")
-    if len(slices) == 1:
-        if slices[0].step_mm is None:
-            notes.append(Note("no-slice-spacing", f"{where}: one slice without a thickness; 1 mm is assumed"))
-        return slices, slices[0].step_mm or 1.0, notes
     offsets = np.array([s.position for s in slices]) - slices[0].position
     positions = offsets @ normal
     wrong: list[DataError] = []
@@ -101,10 +97,8 @@ def _stack(series: Series, min_slices: int) -> tuple[list[Slice], float, list[No
     if slices[0].normal[2] <= -AXIAL and not slices[0].feet_first:
         text = f"{where}: axial slices seen from the head, of a patient who lay head first or nobody knows: mirrored?"
         raise DataError(text, reason="mirrored")
-    if len(slices) >= LEAST_SLICES:
-        _check_locations(slices, positions, spacing, where)
-        notes += _by_number(slices, where) + _gaps(slices, spacing, where)
-    return slices, spacing, notes
+    _check_locations(slices, positions, spacing, where)
+    return slices, spacing, notes + _by_number(slices, where) + _gaps(slices, spacing, where)
 
 
 def _without_copies(slices: Sequence[Slice]) -> tuple[list[Slice], list[Note]]:
@@ -124,12 +118,12 @@ def _without_copies(slices: Sequence[Slice]) -> tuple[list[Slice], list[Note]]:
 
 
 @contextmanager
-def _refusing_scouts(slices: Sequence[Slice], min_slices: int) -> Iterator[None]:
+def _refusing_scouts(slices: Sequence[Slice]) -> Iterator[None]:
     """Refuse a few pictures along the body's axis as scouts, whatever is wrong with them as a stack."""
     try:
         yield
     except DataError as error:
-        if len(slices) < min_slices and all(abs(slice_.normal[2]) < AXIAL for slice_ in slices):
+        if len(slices) < MIN_SLICES and all(abs(slice_.normal[2]) < AXIAL for slice_ in slices):
             raise DataError(f"{error}; localizers, by how they lie", reason="localizer") from error
         raise
 
