@@ -7,7 +7,7 @@ ramp that also falls in lightness, ``ink`` for pooled values and means, ``faded`
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, pairwise
+from itertools import groupby
 from typing import Literal
 
 import numpy as np
@@ -130,7 +130,7 @@ class Chart:
         x_low, x_high = self.x_range or (min(xs), max(xs))
         small = self.size[0] <= _NARROW
         y_low, y_high = self.y_range or _padded(self.y_values)
-        labels = _tick_labels(ticks(y_low, y_high, 4 if small else 5))
+        labels = {y: f"{y + 0.0:.10g}" for y in ticks(y_low, y_high, 4 if small else 5)}
         left = 22 + _LETTER * max(map(len, labels.values()), default=0)
         right = _RIGHT + _LETTER * max((len(guide.name) for guide in self.guides if guide.y < y_high), default=0)
         high = x_high if x_high > x_low else x_low + 1
@@ -234,17 +234,6 @@ def _padded(values: Sequence[float]) -> tuple[float, float]:
     low, high = min(values), max(values)
     room = 0.06 * (high - low) or 0.1 * abs(high) or 0.1
     return low - room if low < 0 else 0.0, high + room
-
-
-def _tick_labels(values: Sequence[float]) -> dict[float, str]:
-    """Enough digits for neighbouring ticks to differ; powers of ten where all values are tiny or huge."""
-    largest = max(map(abs, values), default=0.0)
-    step = min((b - a for a, b in pairwise(values)), default=largest) or 1.0
-    if 0 < largest < 1e-3 or largest >= 1e6:
-        digits = math.floor(math.log10(max(1.0, largest / step))) + 2
-        return {value: f"{value:.{digits}g}" for value in values}
-    digits = next((d for d in range(9) if abs(round(step, d) - step) < 1e-6 * step), 9)
-    return {value: f"{value + 0.0:.{digits}f}" for value in values}
 
 
 def tsne(points: np.ndarray) -> np.ndarray:
