@@ -158,7 +158,7 @@ def test_the_python_interface_lists_the_public_modules_and_extensions_import_no_
     page = (ROOT / "docs" / "reference" / "python-reference.md").read_text(encoding="utf-8")
     public = {module for module, tree in TREES.items() if listed(tree)} - {"fedtar_flare"}
     assert public == set(re.findall(r"^::: (\S+)$", page, flags=re.M))
-    for file in (ROOT / "tests" / "third_party").rglob("[!t]*.py"):
+    for file in (ROOT / "examples").rglob("*.py"):
         for module, names in imports(ast.parse(file.read_text(encoding="utf-8"))):
             assert names <= {*listed(TREES[module])} | {"registry"}, f"{file.name}: {module}"
 

@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 from command import fedtar
 
-PACKAGE = Path(__file__).parent / "fedmedian"
+EXAMPLES = Path(__file__).parents[2] / "examples"
+sys.path.append(str(EXAMPLES))  # for its modules
 
 
 @pytest.fixture(scope="session")
 def installed(tmp_path_factory) -> Path:
     """The folder into which pip has put the package."""
     (source := (folder := tmp_path_factory.mktemp("installed")) / "source").mkdir()
-    for file in PACKAGE.glob("*.*"):
+    for file in (EXAMPLES / "fedmedian").glob("*.*"):
         (source / file.name).write_bytes(file.read_bytes())
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--target"]
     subprocess.run([*pip, str(folder / "site"), str(source)], check=True, capture_output=True, timeout=120)
