@@ -9,8 +9,6 @@ import learners
 import numpy as np
 import pytest
 import torch
-from command import fedtar_here
-from labelers import published
 from learners import MODEL
 
 from fedtar_flare.core.errors import DataError
@@ -18,7 +16,6 @@ from fedtar_flare.imaging.batch import collate
 from fedtar_flare.imaging.pipeline import prepare
 from fedtar_flare.learning.evaluation import report_texts, write_report_scores
 from fedtar_flare.learning.learner import ReportLearner
-from fedtar_flare.learning.report_labeler import ReportLabeler, import_labeler
 from fedtar_flare.learning.training import require_finite
 from fedtar_flare.methods.drfa import DRFALearner
 from fedtar_flare.methods.fedmrg import learner as fedmrg
@@ -214,21 +211,6 @@ def test_evaluation_with_and_without_the_personal_part(evaluated, learner_of, co
         for name, value in LanguageStatistics(*sums).scores().items():
             assert value == pytest.approx(scores["all"][name], rel=1e-12, abs=1e-12), name
         assert np.mean([row["token_loss"] for row in chosen]) == pytest.approx(scores["all"]["token_loss"])
-
-
-def test_reports_are_scored_again_by_any_labeler(evaluated, tmp_path):
-    learner, result = evaluated
-    folder, named = tmp_path / "labeler", tmp_path / "named"
-    import_labeler(published(tmp_path / "hub", "radbert")[0], folder)
-    learner.report_labeler = ReportLabeler(folder)
-    labelled = learner.evaluate(1)
-    ce = {name: value for name, value in labelled.scores["all"].items() if name.startswith("radbert")}
-    assert len(ce) == 9 and labelled.scores["all"] == result.scores["all"] | ce, "nothing else has changed"
-    write_report_scores(named, 0, labelled.rows)
-    for labeler in (folder, "radbert"):  # by the model, and by what the run has stored
-        code, out, err = fedtar_here("score", named, "--labeler", labeler, "--json")
-        means = json.loads(out)["averages"]
-        assert code == 0 and {f"radbert_{a}_{m}": v for a, of in means.items() for m, v in of.items()} == ce, err
 
 
 @pytest.mark.parametrize(("seconds", "least", "made"), [(7.9, 1, 3), (0.5, 4, 4), (12.0, 1, 6)])

@@ -13,9 +13,7 @@ from fedtar_flare.learning import patient_privacy
 from fedtar_flare.learning.canaries import BITS, canaries, exposure
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.patient_privacy import poisson_batches
-from fedtar_flare.methods.fedmrg.learner import FedMRGLearner
 from fedtar_flare.methods.fedtar.learner import PatientLearner
-from fedtar_flare.methods.scaffold import ScaffoldLearner
 from fedtar_flare.models.adapters.lora import require_modest
 from fedtar_flare.models.adapters.visit_shares import LEAST_LENGTH
 from fedtar_flare.models.build import build_tokenizer
@@ -24,7 +22,6 @@ from fedtar_flare.record.events import Step
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.runtime.in_process import run_in_process
 from fedtar_flare.runtime.recipe import MethodRecipe
-from fedtar_flare.runtime.site_learner import may_be_private
 from fedtar_flare.site.accountant import PATIENT_DELTA, PATIENT_FILE, PatientLedger
 from fedtar_flare.site.model_audit import training_on
 
@@ -202,11 +199,6 @@ def test_the_ledger_charges_what_opacus_says_over_all_runs(tmp_path):
     file.write_text("{")
     with pytest.raises(Exception, match="cannot be read"):
         PatientLedger(file)
-
-
-def test_methods_whose_updates_it_does_not_cover_are_known():
-    assert may_be_private(ReportLearner) and may_be_private(PatientLearner)
-    assert not may_be_private(ScaffoldLearner) and not may_be_private(FedMRGLearner)
 
 
 @pytest.mark.slow

@@ -49,14 +49,13 @@ def test_the_site_sees_sends_and_differentiates_its_own_ranks(hospital, tmp_path
     assert "lora_rank was another at the run's first handshake: 2" in refused.reason
 
 
-@pytest.mark.parametrize("method", ["fedtar", pytest.param("fedavg_finetune", marks=pytest.mark.slow)])
-def test_a_run_of_products_goes_on_to_the_same_bits_and_its_gap_is_recorded(hospital, tmp_path, method):
+def test_a_run_of_products_goes_on_to_the_same_bits_and_its_gap_is_recorded(hospital, tmp_path):
     with_rank(tmp_path, 2)
     settings = {"lora": {"mean": "product"}, **SMALL}
-    sites = {n: Hospital(tmp_path, n, fresh=False, method=method, **settings).run for n in ("hospital", "site-1")}
+    sites = {n: Hospital(tmp_path, n, fresh=False, **settings).run for n in ("hospital", "site-1")}
 
     def run(folder, **more):
-        controller = FunctionFederation(folder, sites, method, num_rounds=2, time_steps=T, evaluate_every=2, **more)
+        controller = FunctionFederation(folder, sites, num_rounds=2, time_steps=T, evaluate_every=2, **more)
         controller.run()
         assert not controller.panics, controller.panics
         return controller

@@ -1,6 +1,5 @@
 """The servers' rules on three quadratics, each against the paper's algorithm written down once more."""
 
-import json
 from dataclasses import replace
 
 import numpy as np
@@ -44,32 +43,12 @@ def run(method, folder, local, **settings):
     return controller, checkpoint, flat(checkpoint.weights[name] for name in NAMES)
 
 
-def recorded(method, folder, local, **settings):
-    controller, checkpoint, _ = run(method, folder, local, **({"num_rounds": 3} | settings))
-    return controller, checkpoint, read_events(controller.results_folder)
-
-
-# ---------------------------------------------------------------------- FedAvg, FedProx, local training
-class LocalSite(QuadraticSite):
-    """Trains without weights from the server, notes in which tasks some came down, and sends its update if it may."""
-
-    sends = False
-
-    def __init__(self, *arguments, **settings):
-        super().__init__(*arguments, **settings)
-        self.came_down = set()
-
-    def __call__(self, task, header, weights):
-        self.came_down |= {task} if weights else set()
-        reply, tensors = super().__call__(task, header, weights or self.start())
-        return reply, tensors if task != TRAIN or self.sends else None
-
-
-def unlike(kind=QuadraticSite):
+# ---------------------------------------------------------------------- FedAvg, FedProx
+def unlike():
     return {
-        "site-a": kind("site-a", [pair(1), pair(1)], samples=3, validation=pair(9)),
-        "site-b": kind("site-b", [pair(4), pair(4)], samples=5, validation=pair(10)),
-        "site-c": kind("site-c", [None, pair(6)], samples=2),
+        "site-a": QuadraticSite("site-a", [pair(1), pair(1)], samples=3, validation=pair(9)),
+        "site-b": QuadraticSite("site-b", [pair(4), pair(4)], samples=5, validation=pair(10)),
+        "site-c": QuadraticSite("site-c", [None, pair(6)], samples=2),
     }
 
 
@@ -95,28 +74,14 @@ def reference(local, weighting, rounds=3):
 @pytest.mark.parametrize(("method", "weighting"), [("fedavg", "samples"), ("fedprox", "uniform")])
 def test_a_run_equals_an_independent_reference(tmp_path, method, weighting):
     local = unlike() | {"site-b": Spoilt("site-b", boast, TRAIN, [pair(4), pair(4)], 5)}
-    controller, checkpoint, events = recorded(method, tmp_path, local, weighting=weighting)
+    controller, checkpoint, _ = run(method, tmp_path, local, weighting=weighting, num_rounds=3)
+    events = read_events(controller.results_folder)
     for name, expected in zip(NAMES, reference(unlike(), weighting), strict=True):
         torch.testing.assert_close(checkpoint.weights[name].double(), expected, rtol=1e-6, atol=1e-6)
     assert [(step.round, step.step) for step in of_kind(events, Step)] == [(r, t) for r in (1, 2, 3) for t in (1, 2)]
     assert of_kind(events, Step)[0].abstained == {"site-c": "no visit"}
     assert of_kind(events, Start)[0].method == method and of_kind(events, End)[0].status == "completed"
     assert controller.strategy.numbers() == {}
-
-
-def test_local_training_leaves_the_server_with_the_common_start_and_refuses_an_update_unasked_for(tmp_path):
-    local = unlike(LocalSite)
-    local["site-b"].sends = True
-    controller, checkpoint, events = recorded("local", tmp_path, local)
-    assert not any(site.came_down for site in local.values())
-    assert all(torch.equal(checkpoint.weights[name], value) for name, value in local["site-a"].start().items())
-    for step in of_kind(events, Step):
-        assert "site-a" in step.sites and step.update_norm is None and not step.skipped
-        assert [*step.refused] == ["site-b"] and "tensors" in step.refused["site-b"]
-        assert step.bytes_up == step.bytes_down == 0
-    folder = controller.results_folder
-    assert not (folder / "adapter").exists() and (folder / "report.html").is_file()
-    assert json.loads((folder / "metrics.json").read_text())["method"] == "local"
 
 
 # ---------------------------------------------------------------------- adaptive servers

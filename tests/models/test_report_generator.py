@@ -5,7 +5,6 @@ import torch
 from batches import noise, padded, rows
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from torch.nn import functional as F
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.imaging.batch import PriorBatch
@@ -81,18 +80,6 @@ def test_image_report_and_time_reach_the_loss_of_their_own_row_alone(plain):
     for name, batch in {"report": report, "days": days, "image": image}.items():
         close = torch.isclose(losses(plain, batch), base, rtol=1e-6, atol=1e-7)
         assert close.tolist() == [True, False, True], name
-
-
-def test_a_masked_row_is_as_without_and_padding_changes_nothing(plain):
-    without, base = losses(plain, noise(3)), losses(plain, followed())
-    masked, longer = followed(), followed()
-    masked.prior.images.slice_mask[0], masked.prior.text_mask[0] = False, False
-    expected = torch.stack([without[0], base[1], base[2]])
-    torch.testing.assert_close(losses(plain, masked), expected, rtol=1e-5, atol=1e-6)
-    longer.prior.input_ids = F.pad(longer.prior.input_ids, (0, 5), value=TOKENIZER.pad_id)
-    longer.prior.text_mask = F.pad(longer.prior.text_mask, (0, 5), value=False)
-    longer.prior.images = padded(longer.prior.images, 2)
-    torch.testing.assert_close(losses(plain, longer), base, rtol=1e-5, atol=1e-6)
 
 
 def test_no_gradient_flows_through_the_visit_before(plain):

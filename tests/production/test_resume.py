@@ -55,9 +55,7 @@ def test_a_run_goes_on_by_its_job_s_id_and_again_where_that_dies_at_once(tmp_pat
     assert not third.panics and third.first_round == 3 and same_bits(last(third), last(whole))
     quiet = local(tmp_path / "quiet", "simulate_job", time_steps=periods_before)
     quiet.run()
-    assert sorted(path.name for path in (tmp_path / "quiet").iterdir()) == ["simulate_job"], (
-        "nothing beside its results"
-    )
+    assert sorted(path.name for path in (tmp_path / "quiet").iterdir()) == ["simulate_job"], "and nothing beside it"
     assert periods_before == 1 or same_bits(last(third), last(quiet))
 
 
@@ -202,8 +200,7 @@ def test_a_simulation_goes_on_with_the_settings_that_it_had(tmp_path, begins, mo
         "seed": 3,
         "server": {"eta": 0.5},
         "training": {"local_steps": 7},
-        **PERIODS,
-    }
+    } | PERIODS
     results = tmp_path / "job" / "server" / "simulate_job" / "fedtar"
     shutil.copytree(exported(tmp_path / "export", **said) / "app", results.parent / "app_server")
     server_file = results.parent / "app_server" / "config" / "config_fed_server.json"

@@ -41,9 +41,8 @@ def test_fedavg_is_guarded_audited_and_resumed(federation, exported, without_fed
     resumed = resume(federation, identity)
     results = federation.completed(resumed)
     events = read_events(results)
-    assert [[step.round, step.step, *sorted(step.sites)] for step in of_kind(events, Step)] == [
-        [2, t, *SITES] for t in (1, 2)
-    ]
+    walked = [[step.round, step.step, *sorted(step.sites)] for step in of_kind(events, Step)]
+    assert walked == [[2, t, *SITES] for t in (1, 2)]
     kept = CheckpointFolder(federation.server / "fedtar_checkpoints" / identity).last()[0]
     assert of_kind(events, Start)[0].run_id == kept.info["run_id"] == start.run_id
     assert json.loads((results / "metrics.json").read_text())["method"] == "fedavg"

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedtar_flare.core.errors import FedTARError
-from fedtar_flare.record.events import End, Evaluation, SiteScores, SiteUpdate, SiteValidation, Start, Step, Validation
+from fedtar_flare.record.events import End, SiteValidation, Step, Validation
 from fedtar_flare.record.log import RunRecord, best_round, read_events
 
 
@@ -19,19 +19,6 @@ def test_events_are_lines_of_strict_json_without_nan(tmp_path):
     validation, end = read_events(tmp_path)
     assert validation.loss is None and validation.sites["a"].validation_loss is None and validation.sites["a"].n == 2
     assert end.status == "completed"
-
-
-def test_what_is_written_is_what_is_read(tmp_path):
-    events = [
-        Start(method="m", run_id="r", time_steps=2, rounds=1, sites=["a"], counts={"a": {"train": [1, 2]}}),
-        Step(round=1, step=1, sites={"a": SiteUpdate(samples=3, train_loss=0.5)}, abstained={"b": "no visit"}),
-        Evaluation(round=1, sites={"a": SiteScores(steps={1: {"n": 2, "cider": 0.1}}, all={"n": 2})}),
-        End(status="failed", reason="a reason"),
-    ]
-    record = RunRecord(tmp_path)
-    for event in events:
-        record.write(event)
-    assert read_events(tmp_path) == events
 
 
 def test_a_last_line_cut_off_is_left_out_and_a_broken_middle_is_an_error(tmp_path):

@@ -124,18 +124,6 @@ def test_what_lies_in_the_future_changes_nothing_but_the_scores_of_it(home, tmp_
     assert [[t for t, cell in one.items() if cell["n"]] for one in scored] == [["1"], ["2"], ["3"]]
 
 
-@pytest.mark.parametrize("site", ["site-b", "site-c"])
-def test_a_site_that_comes_late_to_a_job_of_a_new_period_is_scored_before_it_learns(tmp_path, site):
-    """One that took part before, such as a hospital that has just approved the job, and one that never did."""
-    before = {name: QuadraticSite(name, [pair(1)], validation=pair(2)) for name in ("site-a", "site-b")}
-    (first := FunctionFederation(tmp_path / "a", before, "fedavg", time_steps=1, num_rounds=1)).run()
-    given_ = {"num_rounds": 3, "joins": {site: 3}, "resume_from": str(first.results_folder / "checkpoint")}
-    then = FunctionFederation(tmp_path / "b", sites("site-a", site), "fedavg", time_steps=2, **given_)
-    then.run()
-    assert read_run(then.results_folder).ahead == {2: dict.fromkeys(("site-a", site), SCORES["steps"]["2"])}
-    assert [len(step.sites) for step in of_kind(read_events(then.results_folder), Step)] == [1, 1, 2, 2]
-
-
 def test_a_job_that_adds_a_period_scores_its_visits_before_it_learns_and_only_once(home, tmp_path, monkeypatch):
     write_site_files(tmp_path, home, monkeypatch)
 

@@ -107,10 +107,8 @@ def test_a_corrected_run_follows_the_whole_gradient_once_the_starts_have_moved(t
     assert [e.retained for e in events["outer"]] == [[0.0] * T, *[[pytest.approx(0.5, abs=1e-5)] * T] * 2]
     resumed = federation(tmp_path / "again", alpha_form=alpha_form, num_rounds=1, **CORRECTED)
     run(resumed)
-    resumed = federation(
-        tmp_path / "on", alpha_form=alpha_form, resume_from=str(resumed.results_folder / "checkpoint"), **CORRECTED
-    )
-    run(resumed)
+    kept = str(resumed.results_folder / "checkpoint")
+    run(resumed := federation(tmp_path / "on", alpha_form=alpha_form, resume_from=kept, **CORRECTED))
     assert same_bits(last(resumed), last(controller))
 
 
@@ -123,7 +121,8 @@ def test_every_site_is_told_with_which_weight_its_step_enters(tmp_path):
             return super().__call__(task, header, weights)
 
     local = {name: Listening(name, site.targets, site.samples, site.validation) for name, site in sites().items()}
-    run(federation(tmp_path, local, num_rounds=1, alpha_form="given", alphas=[0.25, 1.0, ALPHA_FLOOR / 2]))
+    events = run(federation(tmp_path, local, num_rounds=1, alpha_form="given", alphas=[0.25, 1.0, ALPHA_FLOOR / 2]))
+    assert [e.residual_norm > 0 for e in events["residual"]] == [True, True, False], "hardly any leaves the weights"
     assert {(t, alpha) for task, t, alpha in told if task == "train"} == {(1, 0.25), (2, 1.0), (3, 0.0)}
     assert {alpha for task, _, alpha in told if task != "train"} == {1.0}
 
@@ -140,14 +139,6 @@ def test_theorem_2_in_the_record_and_every_site_is_accounted_for(tmp_path):
         assert sum(outer.alpha_after) == pytest.approx(1)
     metrics = json.loads((tmp_path / "fedtar" / "metrics.json").read_text())
     assert len(metrics["validation_loss"]) == 3 and metrics["best_round"] in (1, 2, 3)
-
-
-def test_a_step_with_hardly_any_alpha_leaves_the_weights_as_they_are(tmp_path):
-    controller = federation(tmp_path, alpha_form="sigmoid", initial_alpha=1e-7, eta=1e-9)
-    events = run(controller)
-    assert {e.residual_norm for e in events["residual"]} == {e.psi_grad_norm for e in events["outer"]} == {0.0}
-    start = next(iter(sites().values())).start()
-    assert all(torch.equal(last(controller).weights[name], start[name]) for name in start)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,9 +23,6 @@ from fedtar_flare.protocol.messages import version
 from fedtar_flare.registry import names
 from fedtar_flare.site.state import ReadOnlyState
 from fedtar_flare.testing import Hospital, executor_of
-
-WHERE = {"workspace": Path(), "app": Path("nowhere"), "of_job": []}
-NOBODY = SimpleNamespace(name="site-1", simulated=True, job="", stop_if_aborted=lambda: None, **WHERE)
 
 
 def is_running(pid):

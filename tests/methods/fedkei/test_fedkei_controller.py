@@ -115,11 +115,8 @@ def test_the_first_task_starts_from_the_common_start_and_later_ones_from_probed_
     assert all(value.shape == (2, *SHAPES[name]) for name, value in before.items())
     assert any(not torch.equal(before[name], adapted[name]) for name in before), "the outer step moved the centres"
     mixed = of_kind(events, Mixed)
-    assert [(event.round, event.modules, sorted(event.probed)) for event in mixed] == [
-        (1, 0, []),
-        (2, 3, [*SITES]),
-        (3, 6, [*SITES]),
-    ]
+    told = [(event.round, event.modules, sorted(event.probed)) for event in mixed]
+    assert told == [(1, 0, []), (2, 3, [*SITES]), (3, 6, [*SITES])]
     assert not mixed[0].clusters and len(mixed[2].clusters) == 4, "two centres of adapters, two of heads"
     learnt = of_kind(events, Learnt)
     assert [event.sites["site-3"].task for event in learnt] == TASKS[:3]

@@ -101,13 +101,6 @@ def test_fewer_profiles_than_components_fit_what_they_allow_and_say_so(rows, dis
     assert set(few.assign(rows).argmax(1)) == set(range(distinct))  # each patient has a component
 
 
-def test_a_component_needs_patients(caplog):
-    few = DemographicMixture.fit(made_up(40), fitted=4)
-    q = few.assign(made_up(40))
-    assert q.shape == (40, 16) and not q[:, 4:].any() and q[:, :4].any(0).all() and not caplog.records
-    np.testing.assert_array_equal(q[:, :4], DemographicMixture.fit(made_up(40), components=4).assign(made_up(40)))
-
-
 @given(patients=st.integers(0, 10**6), components=st.integers(1, 64), each=st.integers(1, 100))
 def test_components_grow_with_the_patients_up_to_those_of_the_job(patients, components, each):
     config = PatientConfig(components=components, patients_per_component=each)

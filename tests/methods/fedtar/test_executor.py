@@ -117,12 +117,6 @@ def test_too_few_patients_abstain_and_nothing_is_sent_of_them(hospital, replay, 
     assert closing.status == "ok" and set(closing.numbers) == {"seconds"} and not closing.payload
 
 
-def test_updates_travel_in_float32_and_without_the_patient_part_nothing_is_private(hospital):
-    site, _, w = hospital(patient={"enabled": False, "local_adapter": True})
-    assert all(v.dtype == torch.float32 for v in (*w.values(), *site.train(w, 1, 1)[1].values()))
-    assert not site.executor.strategy.learner.private()
-
-
 def test_a_member_whose_state_is_lost_says_so_and_never_starts_anew(hospital, tmp_path):
     site, _, w = hospital()
     a_round(site, w)
@@ -221,18 +215,6 @@ def local(place):
 @pytest.fixture(scope="module")
 def averaged(place):
     return rounds(place, "averaged", {}, number=2, diagnosis=HEAD)
-
-
-@pytest.mark.slow
-def test_reports_are_those_of_a_server_that_adds_the_site_s_own_step_whole(place):
-    """w_{T-1} + Delta_k is what one site is given where alpha is 1."""
-    losses = {}
-    for run, patient, alpha in (("own", LOCAL, 0.25), ("mean", {}, 0.25), ("whole", {}, 1.0)):
-        (end,) = rounds(place, run, patient, alpha, diagnosis={"labeler": "synthetic"})
-        assert set(end.update) == set(end.w) and not any("diagnosis" in name for name in end.w)
-        losses[run] = torch.tensor([row["token_loss"] for (on, _), row in sorted(end.scores.items()) if on])
-    torch.testing.assert_close(losses["own"], losses["whole"], rtol=0, atol=1e-6)
-    assert (losses["own"] - losses["mean"]).abs().max() > 1e-5
 
 
 def test_what_travels_and_the_shared_adapter_alone_are_to_the_bit_as_without_it(local, averaged):

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -140,12 +138,3 @@ def test_a_personal_part_of_an_earlier_round_serves_only_a_site_that_was_absent_
 def test_the_key_must_be_the_site_s(run):
     with pytest.raises(ConfigError, match="not the key"):
         Drafter(run.adapter, state=run.state.folder, key=b"another key of 16", device="cpu")
-
-
-@pytest.mark.parametrize(
-    ("change", "word"), [({"patient_id": None}, "--patient-id"), ({"time_step": None}, "--time-step")]
-)
-def test_what_the_personal_part_must_know_is_named(run, change, word):
-    drafter = Drafter(run.adapter, state=Path(run.state.folder), device="cpu")
-    with pytest.raises(ConfigError, match=word):
-        drafter.draft(replace(run.study, **change))

@@ -32,11 +32,8 @@ def test_a_preset_of_a_paper_reaches_every_method_and_says_where_each_value_come
         left = {name for name, source in sources.items() if rows[name]["source"] != source}
         assert code == 0 and left <= {"lora.exchange"} and rows["num_rounds"]["source"], left
         fixed = {name: row["value"] for name, row in rows.items() if row["kind"] == "fixed"}
-        constants = {
-            "d of phi": EMBEDDING_DIM,
-            "d_psi": len(AlphaPolicy(2, AlphaConfig()).hidden_bias),
-            "beta": BETA_LIMIT,
-        }
+        d_psi = len(AlphaPolicy(2, AlphaConfig()).hidden_bias)
+        constants = {"d of phi": EMBEDDING_DIM, "d_psi": d_psi, "beta": BETA_LIMIT}
         assert bool(fixed) == (preset not in ("r2gen", "medgemma"))
         for name, value in fixed.items():
             assert rows[name]["source"].startswith("ours")

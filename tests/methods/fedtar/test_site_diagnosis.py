@@ -41,10 +41,8 @@ def learner_of(cohort):
 def test_nothing_more_travels_and_the_head_stays_at_the_site(learner_of):
     plain, prompted = learner_of(diagnosis=None), learner_of()
     assert set(prompted.shared()) == set(plain.shared()) and "extension" not in plain.describe()
-    assert set(prompted.private()) - set(plain.private()) == {
-        "calibration/temperature",
-        *(f"diagnosis/{name}" for name in HEAD),
-    }
+    own = {"calibration/temperature", *(f"diagnosis/{name}" for name in HEAD)}
+    assert set(prompted.private()) - set(plain.private()) == own
     assert not prompted.generator.diagnosis.embeddings.requires_grad
 
 
