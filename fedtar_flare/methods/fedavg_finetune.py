@@ -74,9 +74,6 @@ class FineTuneSite(PooledSite):
         learner.load_shared(start)
         task.save_private(learner)
 
-    def shared_learner(self, source: str) -> tuple[type[ReportLearner], dict[str, Any]]:
-        return ReportLearner, {}
-
 
 def saved_learner(folder: Path, key: bytes | None, run_id: str, round_: int) -> SavedLearner:
     """The adapter that the site fine-tuned after the last round; neither key nor the best round's adapter is needed."""
