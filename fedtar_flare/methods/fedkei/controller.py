@@ -1,6 +1,5 @@
 """FedKEI at the server: a pool of modules, its mixture for each task, PROBE and ADAPT (Eq. 3 to 11)."""
 
-import json
 from statistics import fmean
 from typing import Any
 
@@ -149,9 +148,6 @@ class FedKEIServer(ServerStrategy):
     def load_info(self, info: Any) -> None:
         self._owners = list(info["modules"])
         self._final = {int(r): float(value) for r, value in info["auc"].items()}
-
-    def fixed_settings(self) -> dict[str, Any]:
-        return {"fedkei": json.loads(json.dumps(self.config.to_dict()))}
 
     def numbers(self) -> dict[str, list[float]]:
         """Mean AUC of the sites after each task."""
