@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -128,20 +128,6 @@ class SiteModel:
             self.model = restored(generator).to(self.device)
         self.generator = generator
         self._frozen = FrozenStages(generator, STORED_BYTES if restored is None else 0)
-
-    def with_task(
-        self,
-        cohort: Cohort,
-        *,
-        min_cell: int = 1,
-        checkpoint: Callable[[], None] = lambda: None,
-        newest_step: int | None = None,
-        rate: float = 1.0,
-    ) -> Self:
-        """Make ready for a task; the weights stay as they are."""
-        self.cohort, self.min_cell, self.checkpoint = cohort, min_cell, checkpoint
-        self.newest_step, self.rate = newest_step, rate
-        return self
 
     # ------------------------------------------------------------------ hooks
     def extend(self, generator: ReportGenerator) -> None:

@@ -363,13 +363,11 @@ class ReportSite(SiteStrategy):
             self._learner_key = (header.run_id, site.name)
             task.state.note_precision(self.learner.precision)
         rounds = header.rounds_per_period or header.rounds
-        learner = self.learner.with_task(
-            cohort,  # a visit added or withdrawn since the task before counts from this one on
-            min_cell=task.min_cell,
-            checkpoint=site.stop_if_aborted,
-            newest_step=None if header.arrived is None else max(1, header.arrived),
-            rate=self.settings.training.rate_of((max(1, header.round) - 1) % rounds + 1, rounds),
-        )
+        learner = self.learner
+        learner.min_cell, learner.checkpoint = task.min_cell, site.stop_if_aborted
+        learner.cohort = cohort  # a visit added or withdrawn since the task before counts from this one on
+        learner.newest_step = None if header.arrived is None else max(1, header.arrived)
+        learner.rate = self.settings.training.rate_of((max(1, header.round) - 1) % rounds + 1, rounds)
         if task.weights or (task.name != HANDSHAKE and task.contract.task(task.name).down):
             learner.load_shared(task.weights)
             most = task.config.policy.max_adapter_norm
