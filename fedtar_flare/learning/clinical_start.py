@@ -96,8 +96,7 @@ def warm_start(
     say(f"{len(samples)} training studies, {len(held_out)} validation studies, {len(texts)} further texts")
     say(f"{len(only or list(model.parameters()))} tensors are trained")
     how: dict[str, Any] = {"only": only, "batch_norm": any(name.startswith("encoder.") for name in new)}
-    how |= {"on_progress": lambda progress: say(str(progress))}
-    pretrain(model, tokenizer, PreparedImages(samples), reports, texts, settings, **how)
+    pretrain(model, tokenizer, PreparedImages(samples), reports, texts, settings, say=say, **how)
     learnt, keys = {sample.visit.patient_id for sample in samples}, {cohort.key for cohort, _ in corpus.pairs}
     digests = [patient_digest(patient_id, key) for patient_id in learnt for key in keys]  # whichever site tests on them
     save_weights(model, out / WEIGHTS, patients=digests)

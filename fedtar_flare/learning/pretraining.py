@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
@@ -23,6 +22,7 @@ GENERATION_BATCH = 20
 TEXT_BATCH, TEXT_WEIGHT = 8, 0.3
 """Reports without image per update, and the weight of their loss relative to the paired one's."""
 WEIGHT_DECAY, MAX_GRAD_NORM = 0.05, 1.0
+EVERY = 25  # updates between two lines of progress
 
 
 class PretrainingConfig(Settings):
@@ -34,22 +34,6 @@ class PretrainingConfig(Settings):
     seed: int = Field(0, description="seed of the order of the samples")
 
 
-@dataclass(frozen=True)
-class Progress:
-    """Means of the losses since the last report, and ``rate`` in updates per second."""
-
-    step: int
-    steps: int
-    paired_loss: float
-    text_loss: float
-    rate: float
-
-    def __str__(self) -> str:
-        left = (self.steps - self.step) / self.rate
-        losses = f"paired {self.paired_loss:.3f}, texts {self.text_loss:.3f}"
-        return f"step {self.step}/{self.steps}  losses: {losses}  {self.rate:.2f} steps/s  {left / 60:.1f} min left"
-
-
 def pretrain(
     model: ReportGenerator,
     tokenizer: ReportTokenizer,
@@ -58,8 +42,7 @@ def pretrain(
     texts: Sequence[str],
     config: PretrainingConfig,
     *,
-    on_progress: Callable[[Progress], None] = lambda progress: None,
-    every: int = 25,
+    say: Callable[[str], object] = lambda line: None,
     only: Collection[str] | None = None,
     batch_norm: bool = True,
 ) -> None:
@@ -113,10 +96,11 @@ def pretrain(
         optimizer.zero_grad(set_to_none=True)
         schedule.step()
         losses.append((paired.item(), text.item()))
-        if step % every == 0 or step == config.steps:
+        if step % EVERY == 0 or step == config.steps:
             paired_mean, text_mean = (sum(column) / len(losses) for column in zip(*losses, strict=True))
             rate = step / (time.monotonic() - started)
-            on_progress(Progress(step, config.steps, paired_mean, text_mean, rate))
+            left = f"{(config.steps - step) / rate / 60:.1f} min left"
+            say(f"step {step}/{config.steps}, loss {paired_mean:.3f}, of texts {text_mean:.3f}, {rate:.2f}/s, {left}")
             losses.clear()
     for parameter in frozen:
         parameter.requires_grad_(True)
