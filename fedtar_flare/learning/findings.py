@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from fedtar_flare.core.text import columns
 from fedtar_flare.learning.comparison import CHANGES, RESOLVED, UNKNOWN, ComparisonBranch
 from fedtar_flare.learning.labels import LEVELS, Labeler
 from fedtar_flare.metrics.grades import statements
@@ -70,5 +71,4 @@ def findings_table(findings: Sequence[ReadFinding]) -> str:
         cells = {name: word + ("" if p is None else f" {p:.2f}") for name, word, p in read.parts}
         finding = f"{read.finding} {read.certainty['presence']:.2f}"
         rows.append([finding, *(cells.get(name, "-") for name in rows[0][1:])])
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+    return "\n".join(columns(rows))
