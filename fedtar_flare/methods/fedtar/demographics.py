@@ -35,8 +35,6 @@ def profiles(samples: Sequence[Sample], key: bytes, median_age: float | None, fi
     for row, sample in zip(rows, samples, strict=True):
         visit = sample.visit
         age = median_age if visit.age is None else visit.age
-        if age is not None and not 0 <= age <= 130:
-            raise DataError(f"age {age} is not within 0 to 130 years", reason="age-out-of-range")
         values = {
             "hash": keyed_unit(f"profile:{visit.patient_id}", key),
             "age": UNKNOWN if age is None else age / 100,

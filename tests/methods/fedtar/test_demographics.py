@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtar_flare.core.errors import DataError
 from fedtar_flare.data.cells import keyed_unit
 from fedtar_flare.methods.fedtar.config import PROFILES, PatientConfig
 from fedtar_flare.methods.fedtar.demographics import DemographicMixture, profiles
@@ -51,14 +50,6 @@ def fitted():
 def test_profile_is_equation_2_with_its_fallbacks(age, sex, median, fields, expected):
     identity = [keyed_unit("profile:p1", KEY)] if "hash" in fields else []
     assert profiles([sample(age, sex)], KEY, median, fields).tolist() == [identity + expected]
-
-
-@pytest.mark.parametrize("age", [430, -1, 130.5, float("nan"), float("inf")])
-def test_an_age_out_of_range_is_refused_and_stays_at_the_site(age):
-    for of_visit, median in ((age, 50), (None, age)):
-        with pytest.raises(DataError) as caught:
-            profiles([sample(of_visit, "M")], KEY, median, PROFILES[1])
-        assert caught.value.reason == "age-out-of-range" and str(age) not in caught.value.public
 
 
 @pytest.mark.parametrize("n", [20, 60, 300])
