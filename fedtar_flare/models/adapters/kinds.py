@@ -64,8 +64,6 @@ def add_adapter(
         replace_conv1d(model, targets)
     names, extras = target_names(model, targets), extra_parameters(model, extra)
     target = max(1, rank // 2) if target_rank is None else target_rank
-    if kind == "adalora" and not 1 <= target < rank:
-        raise ConfigError(f"adalora prunes a rank of {rank} to {target}: take a target from 1 to {rank - 1}")
     config: PeftConfig
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         torch.manual_seed(seed)
@@ -114,8 +112,6 @@ def _without_queries(gradient: Tensor) -> Tensor:
 
 def without_adapter(model: nn.Module, extra: Sequence[str]) -> Unadapted:
     """Train and exchange some parameters of ``model`` whole, and nothing else."""
-    if not extra:
-        raise ConfigError("without an adapter, lora.exchange must name the parameters that are trained and travel")
     extras = extra_parameters(model, extra)
     for parameter in model.parameters():
         parameter.requires_grad_(False)
