@@ -30,8 +30,8 @@ from fedtar_flare.runtime.site_learner import (
     score_drafts,
     with_canaries,
 )
-from fedtar_flare.runtime.site_strategy import Handler, SiteStrategy, require_exchange, require_start
-from fedtar_flare.runtime.task import Answer, Task, missing_state
+from fedtar_flare.runtime.site_strategy import Handler, SiteStrategy, gives_start, require_exchange
+from fedtar_flare.runtime.task import Answer, Task
 from fedtar_flare.site.admission import JobRequest
 
 __all__ = ["ReportSite"]
@@ -245,13 +245,9 @@ class ReportSite(SiteStrategy):
     def _handshake(self, task: Task) -> Answer:
         header, state = task.header, task.state
         # 1. Whether this site may begin, or must have a state.
-        gives_start = header.initial_site == task.site.name
-        if gives_start:
-            require_start(task)
+        gives = gives_start(task)
         if header.initial_site:
             self.learner = None  # one of this process may be trained although its task failed: build it from the seed
-        if header.member and state.latest(header.after) is None:
-            raise missing_state(state, header.after)
         for name in state.names("broadcast-"):  # of a job that ended in the middle of a round
             state.remove(name)
         # 2. The learner, and its private state.
@@ -270,7 +266,7 @@ class ReportSite(SiteStrategy):
         if header.evaluate and may_score(task, shared):
             task.load_private(learner)
             reply.payload.update(self.evaluate(task, learner))
-        return reply, shared if gives_start else None
+        return reply, shared if gives else None
 
     def _train(self, task: Task) -> Answer:
         header, least, settings = task.header, task.min_cell, self.settings.training

@@ -19,7 +19,7 @@ from fedtar_flare.learning.config import LoRAConfig
 from fedtar_flare.protocol.contract import ADAPTER, HANDSHAKE, PARAMETERS
 from fedtar_flare.protocol.exchange import ExchangeSchema, Tensors
 from fedtar_flare.protocol.messages import MAX_ROUNDS, MAX_STEPS, Reply, ok, version
-from fedtar_flare.runtime.task import Answer, Task
+from fedtar_flare.runtime.task import Answer, Task, missing_state
 from fedtar_flare.site.admission import JobRequest
 from fedtar_flare.site.job_records import fix_cells
 from fedtar_flare.version import __version__
@@ -201,15 +201,23 @@ class SiteStrategy(ABC):
         return ok(header, {"min_cell": float(least)} | lower, payload)
 
 
-def require_start(task: Task) -> None:
-    """Refuse to give initial weights anywhere but at the start of a run."""
+def gives_start(task: Task) -> bool:
+    """Tell whether a handshake asks this site for its initial weights, which leave at the start of a run alone.
+
+    A member must have its state of the run.
+    """
     header, state = task.header, task.state
+    if header.member and state.latest(header.after) is None:
+        raise missing_state(state, header.after)
+    if header.initial_site != task.site.name:
+        return False
     newest = state.latest(version(MAX_ROUNDS, MAX_STEPS))
     begun = newest not in (None, version(0, 0)) or set(state.answered()) - {HANDSHAKE}
     if begun or header.member or header.after != version(0, 0):
         raise ExchangeError("initial weights are asked for in the middle of a run; only untrained ones leave")
     if task.weights:
         raise ExchangeError("weights came down with the wish for initial ones; only those of the seed leave")
+    return True
 
 
 def require_exchange(task: Task) -> None:

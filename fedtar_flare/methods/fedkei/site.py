@@ -30,8 +30,8 @@ from fedtar_flare.protocol.contract import HANDSHAKE
 from fedtar_flare.protocol.exchange import Tensors
 from fedtar_flare.protocol.messages import Reply, abstain, ok, version
 from fedtar_flare.registry import Method
-from fedtar_flare.runtime.site_strategy import Handler, SiteStrategy, require_start
-from fedtar_flare.runtime.task import Answer, Task, missing_state
+from fedtar_flare.runtime.site_strategy import Handler, SiteStrategy, gives_start
+from fedtar_flare.runtime.task import Answer, Task
 from fedtar_flare.site.admission import JobRequest, Reach
 from fedtar_flare.site.state import task_scores
 
@@ -157,11 +157,7 @@ class FedKEISite(SiteStrategy):
         header, weights, state = task.header, task.weights, task.state
         if self.settings.model.whole_volumes:
             check_volumes({visit.modality for visit in task.cohort.visits})
-        gives_start = header.initial_site == task.site.name
-        if gives_start:
-            require_start(task)
-        if header.member and state.latest(header.after) is None:
-            raise missing_state(state, header.after)
+        gives = gives_start(task)
         if header.rounds > len(self.settings.fedkei.tasks) or header.time_steps != STEPS:
             raise ExchangeError(f"the run has {header.rounds} tasks; the job lists {len(self.settings.fedkei.tasks)}")
         learner = self._learner(task)
@@ -174,7 +170,7 @@ class FedKEISite(SiteStrategy):
         transforms = list(self.settings.data.transforms)
         model = learner.describe() | ({"transforms": transforms} if transforms else {})
         reply.payload["model"] = with_fingerprint(model, {})
-        return reply, start if gives_start else None
+        return reply, start if gives else None
 
     def _probe(self, task: Task) -> Answer:
         """The gradient in the centres, once a task: answers to further centres would reveal more of the images."""
