@@ -88,6 +88,13 @@ class Reading(NamedTuple):
         return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
+def attention(queries: Tensor, x: Tensor, slice_mask: Tensor) -> Tensor:
+    """Weights (B, D, S N) of queries (D, C) on normalised tokens (B, S, N, C) with mask (B, S)."""
+    scores = torch.einsum("dc,bsnc->bdsn", queries.float(), x) * x.shape[-1] ** -0.5
+    hidden = ~slice_mask & slice_mask.any(1)[:, None]
+    return scores.masked_fill(hidden[:, None, :, None], -torch.inf).flatten(2).softmax(-1)
+
+
 class ComparisonHead(nn.Module):
     """A query for each finding attends to a visit; the result gives its level, those of two visits its change.
 
@@ -114,19 +121,13 @@ class ComparisonHead(nn.Module):
     def attend(self, tokens: Tensor, slice_mask: Tensor) -> Tensor:
         """Attend to tokens (B, S, N, C) with mask (B, S): (B, D, C), float32, zero where nothing is shown."""
         x = F.layer_norm(tokens.float(), tokens.shape[-1:])
-        return (self._weights(x, slice_mask) @ x.flatten(1, 2)) * slice_mask.any(1)[:, None, None]
+        return (attention(self.queries, x, slice_mask) @ x.flatten(1, 2)) * slice_mask.any(1)[:, None, None]
 
     def key_slices(self, tokens: Tensor, slice_mask: Tensor) -> Tensor:
         """The slice (B, D) that each query attends to most, UNKNOWN where nothing is shown."""
-        weights = self._weights(F.layer_norm(tokens.float(), tokens.shape[-1:]), slice_mask)
+        weights = attention(self.queries, F.layer_norm(tokens.float(), tokens.shape[-1:]), slice_mask)
         slices = weights.unflatten(-1, tokens.shape[1:3]).sum(-1).argmax(-1)
         return torch.where(slice_mask.any(1)[:, None], slices, UNKNOWN)
-
-    def _weights(self, x: Tensor, slice_mask: Tensor) -> Tensor:
-        """Attention (B, D, S N) to normalised tokens (B, S, N, C)."""
-        scores = torch.einsum("dc,bsnc->bdsn", self.queries.float(), x) * x.shape[-1] ** -0.5
-        hidden = ~slice_mask & slice_mask.any(1)[:, None]
-        return scores.masked_fill(hidden[:, None, :, None], -torch.inf).flatten(2).softmax(-1)
 
     def levels(self, attended: Tensor) -> Tensor:
         """Log-probabilities (B, D, 4) of the levels at visits that were attended to (B, D, C)."""

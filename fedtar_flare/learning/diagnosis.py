@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.files import without_prefix
 from fedtar_flare.learning.choice import FindingsChoice
-from fedtar_flare.learning.comparison import ComparisonBranch
+from fedtar_flare.learning.comparison import ComparisonBranch, attention
 from fedtar_flare.learning.labels import PRESENT, Labeler, labeler
 from fedtar_flare.models.config import ASSETS
 from fedtar_flare.models.report_generator import Encoded, PromptPosition, ReportGenerator
@@ -64,9 +64,7 @@ class AttentionHead(nn.Module):
     def forward(self, tokens: Tensor, slice_mask: Tensor) -> Tensor:
         """Logits (B, D, K), float32: ``w_dk . sum_n softmax_n(q_d . x_n / sqrt(C)) x_n + b_dk``, x normalised."""
         x = F.layer_norm(tokens.float(), tokens.shape[-1:])
-        scores = torch.einsum("dc,bsnc->bdsn", self.queries.float(), x) * x.shape[-1] ** -0.5
-        scores = scores.masked_fill(~slice_mask[:, None, :, None], -torch.inf).flatten(2)
-        attended = scores.softmax(-1) @ x.flatten(1, 2)
+        attended = attention(self.queries, x, slice_mask) @ x.flatten(1, 2)
         return torch.einsum("bdc,dkc->bdk", attended, self.weight.float()) + self.bias.float()
 
 
