@@ -132,9 +132,7 @@ def build(cls: type[_Settings], values: Mapping[str, Any] | None, where: str) ->
 
 
 class RunSettings(dict[str, Any]):
-    """The settings of one run by group: ``settings.lora.rank``; ``resolve(settings, source)`` fills in what depends on
-    a site's source of data, such as ``auto``.
-    """
+    """A run's settings by group; ``resolve(settings, source)`` decides what depends on a site's data (``auto``)."""
 
     def __init__(
         self, resolve: Callable[["RunSettings", str], "RunSettings"] | None = None, /, **groups: Settings

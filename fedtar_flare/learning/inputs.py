@@ -62,9 +62,7 @@ def prior_batch(
     transforms: Sequence[Spec] = (),
     read: Callable[[Sequence[Sample]], Sequence[Prepared]] = images_of,
 ) -> PriorBatch | None:
-    """What each sample shows of the visit before, by its ``kinds``; ``texts`` replace its reference, ``read`` its
-    image.
-    """
+    """What each sample shows of the visit before, by its ``kinds``; ``texts`` replace reports, ``read`` images."""
     if not any(kinds):
         return None
     images: list[Sample | None] = []

@@ -294,9 +294,7 @@ class ReportLearner(SiteModel):
         return self.images(samples, seed) if ahead is None else ahead.result()
 
     def _fits(self, number: int, spent: float) -> bool:
-        """Whether an update likely ends within ``training.seconds``, those before it having ``spent`` some; rank 0
-        decides.
-        """
+        """Whether an update likely ends within ``training.seconds``, by those before it; rank 0 decides."""
         limit = self.training.seconds
         return not limit or bool(self.ranks.gather(spent * number <= limit * (number - 1))[0])
 

@@ -168,9 +168,7 @@ class NoPooling(nn.Module):
 
 
 class PriorMarks(nn.Module):
-    """Marks features of the visit before with their kind and the days between, by codes without weights, equal at all
-    sites.
-    """
+    """Marks features of the visit before with their kind and the days between, by fixed codes."""
 
     def __init__(self, width: int):
         super().__init__()

@@ -112,9 +112,7 @@ class VisionLanguageGenerator(ReportGenerator):
     def inputs(
         self, batch: ImageBatch, prompts: Tensor | None = None, rows: Sequence[int] | None = None
     ) -> dict[str, Tensor]:
-        """The inputs of B conversations (or ``rows`` of them) up to the answer, with the findings of ``prompts`` in the
-        last turn.
-        """
+        """Inputs of B conversations (or ``rows`` of them) up to the answer, with the findings of ``prompts`` last."""
         findings = [""] * len(batch.images) if prompts is None else self.diagnosis.to_words(prompts)
         wanted = range(len(batch.images)) if rows is None else rows
         turns, images = zip(*(self._conversation(batch, i, findings[i]) for i in wanted), strict=True)

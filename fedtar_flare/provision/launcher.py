@@ -31,9 +31,7 @@ from fedtar_flare.provision.wire import guard_cells
 
 
 class SupervisedHandle(JobHandleSpec):
-    """Handle of a job process that ``launch`` starts again when a signal ends it, or its launcher says it was lost;
-    dying more than ``max_restarts`` times within ``window`` seconds is a crash loop.
-    """
+    """Handle of a job process that ``launch`` starts again when it was lost, if not too often (a crash loop)."""
 
     def __init__(
         self, launch: Callable[[], JobHandleSpec], max_restarts: int, window: float, say: Callable[[str], object]

@@ -42,9 +42,7 @@ def resume(
     before: int | None = None,
     submit: bool = True,
 ) -> dict[str, Any]:
-    """Submit a job that continues the run of an ended one after its last whole round, or makes its rounds from
-    ``before`` on again; its ``job_id``, and what :func:`remake_of` says.
-    """
+    """Submit a job that continues an ended one's run, or remakes its rounds from ``before`` on (:func:`remake_of`)."""
     if force and job_folder is None:
         raise ConfigError("--force needs --job: FLARE gives nobody the files of a job that it takes for running")
     if not re.fullmatch(r"[0-9A-Za-z-]+", job_id):

@@ -59,9 +59,7 @@ def list_jobs(kit: Path, limit: int = 10, job_id: str | None = None) -> list[dic
 
 
 def wait_for_sites(session: Any, sites: Sequence[str], min_sites: int | None, seconds: float = WAIT_SECONDS) -> None:
-    """Wait until these sites are connected, since a job never takes in one that connects after its start; with
-    ``min_sites``, so many of them do in the end.
-    """
+    """Wait for these sites, in the end for ``min_sites`` of them: a job never takes in one that connects later."""
     until, before = time.monotonic() + seconds, None
     while True:
         connected = {client.name for client in session.get_system_info().client_info}

@@ -183,9 +183,7 @@ class Exchange:
         return answers
 
     def add_late_answers(self, answers: Answers, header: TaskHeader, on_reply: Callable[..., None]) -> None:
-        """Add late answers to this step of an earlier round, and what it ``sent``, of sites that have no answer of
-        their own.
-        """
+        """Add late answers to this step of an earlier round, with what it ``sent``, of sites that have no other."""
         for site in sorted(self._late):
             late, model, sent = self._late[site]
             if late.step == header.step and late.round < header.round:

@@ -58,9 +58,7 @@ class Membership:
         self._announced: dict[str, Any] = {}
 
     def gather(self, weights: Tensors | None) -> tuple[Tensors, Answers]:
-        """Open the run with all connected sites; the weights to start from (a site's without any given), and the
-        answers.
-        """
+        """Open the run with all connected sites: the weights to start from (by default a site's), and the answers."""
         config, live = self.run.config, self.run.exchange.live_sites()
         self._name_absent(live)
         if not live:
@@ -158,9 +156,7 @@ class Membership:
         return answers
 
     def _common_start(self, source: str, initial: dict[str, Tensors], answers: Answers) -> Tensors:
-        """Initial weights that more than half of the sites get from the seed, ``source``'s first: no site alone
-        chooses.
-        """
+        """Initial weights that most sites get from the seed, ``source``'s first: no site alone chooses."""
         sent = {site: reply.payload["start"] for site, reply in answers.replies.items() if "start" in reply.payload}
         doubted: set[str] = set()
         for site in sorted(answers.replies, key=lambda name: (name != source, name)):

@@ -82,9 +82,7 @@ class ProcessGroup:
         return bool(self._processes) and all(process.poll() is None for process in self._processes)
 
     def perform(self, task: str, header: TaskHeader, weights: Tensors, site: Site) -> Answer:
-        """As ``executor.perform(task, header, weights, site)``, whatever a rank raises as FedTARError; then it is
-        closed.
-        """
+        """As ``executor.perform``, whatever a rank raises as FedTARError; then the group is closed."""
         about = {"name": site.name, "simulated": site.simulated, "job": site.job}
         about |= {"workspace": str(site.workspace), "app": str(site.app), "of_job": site.of_job}
         order = {"task": task, "header": asdict(header), "site": about, "folder": str(Path.cwd())}

@@ -51,9 +51,7 @@ _OF_FINDING = {"n": MOST, "named": MOST, "recall": 1.0, "precision": 1.0}
 
 
 def check_scores(reply: Reply, time_steps: int) -> None:
-    """Refuse scores or counts that no site of a run of T steps can have; :class:`SiteScores` take their place in the
-    reply.
-    """
+    """Refuse scores or counts that no site of T steps can have; the reply then holds :class:`SiteScores`."""
     for name in ("scores", "scores_generic"):
         if name not in reply.payload:
             continue

@@ -24,9 +24,7 @@ from fedtar_flare.site.state import SiteState
 def train_shadow(
     cohort: Cohort, run: Mapping[str, Any], rounds: int, *, site: Site, config: SiteConfig, model: Mapping[str, Any]
 ) -> SiteModel:
-    """Train a run's training tasks again, from its start on, at this site alone and on no budget; nothing stays on
-    disk.
-    """
+    """Train a run's training tasks again, from its start, at this site alone; it costs no budget and leaves no file."""
     if (job := run.get("job")) is None or job["rounds_per_period"]:
         raise ConfigError("--shadows: a run whose visits arrived by periods is not repeated")
     settings = job["settings"] | {"model": {**(job["settings"].get("model") or {}), **model}}

@@ -236,9 +236,7 @@ class SiteExecutor(Executor):
         return task
 
     def _require_own_run(self, header: TaskHeader, site: Site) -> bool:
-        """Refuse (:class:`ExchangeError`) a second run of the job, or other rounds than its files say; returns whether
-        the job makes rounds of another one again.
-        """
+        """Refuse a second run of the job, or other rounds than its files say; returns whether it remakes rounds."""
         try:
             job = only(site.app / SERVER_CONFIG, "workflows").get("args") or {}
         except ConfigError as error:

@@ -171,9 +171,7 @@ class SiteStrategy(ABC):
 
     # ------------------------------------------------------------------ what the tasks share
     def agreement(self, task: Task, start: Tensors) -> Reply:
-        """Fix what the run exchanges (``start`` is the shared part) and its time steps, and make the reply of a
-        handshake.
-        """
+        """Fix the run's exchange (``start`` is the shared part) and time steps, and make the reply of a handshake."""
         header, cohort, least = task.header, task.cohort, task.min_cell
         schema = ExchangeSchema.of(start)
         self.hold_to_cell_layout(task)

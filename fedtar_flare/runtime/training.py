@@ -52,9 +52,7 @@ ROW_NORM = 3**-0.5
 
 
 class TrainingStep:
-    """The updates of one training task of round r, which sent ``down`` the ``weights`` and the method's further
-    tensors.
-    """
+    """The updates of a training task of round r, which sent ``down`` the ``weights`` and the method's tensors."""
 
     def __init__(self, run: Any, weights: Tensors, down: Tensors, r: int):
         self.run, self.weights, self.down, self.r = run, weights, down, r

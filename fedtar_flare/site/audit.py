@@ -282,9 +282,7 @@ def try_to_write(file: Path) -> None:
 
 @dataclass(frozen=True)
 class Verified:
-    """Result of :func:`verify`: the number of chained lines, the last one's digest (the syslog has it), and the first
-    problem, if any.
-    """
+    """Result of :func:`verify`: chained lines, the last one's digest (the syslog has it), the first problem, if any."""
 
     file: Path
     lines: int

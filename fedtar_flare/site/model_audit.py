@@ -87,9 +87,7 @@ def verbatim(drafts: Texts, reports: Texts, trained: AbstractSet[str]) -> dict[s
 
 
 def membership_auc(scores: Mapping[str, float], members: AbstractSet[str]) -> tuple[float, float] | tuple[None, None]:
-    """AUC of recognising ``members`` by a higher score, and its error (Hanley and McNeil 1982); None without either
-    group.
-    """
+    """AUC of recognising ``members`` by a higher score, and its error (Hanley and McNeil 1982), or None."""
     mine = np.array([score for patient, score in scores.items() if patient in members])
     others = np.array([score for patient, score in scores.items() if patient not in members])
     if not mine.size or not others.size:
@@ -101,9 +99,7 @@ def membership_auc(scores: Mapping[str, float], members: AbstractSet[str]) -> tu
 
 
 def likelihood_scores(losses: Mapping[str, float], outside: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """How far each patient's loss is below the mean of models ``outside``: in the order of likelihoods of one
-    deviation.
-    """
+    """How far each patient's loss is below the mean of models ``outside``: in the order of likelihoods."""
     return {
         patient: fmean(shadow[patient] for shadow in outside if patient in shadow) - loss
         for patient, loss in losses.items()

@@ -120,9 +120,7 @@ class GaussianPrivacy(Filter):
         }
 
     def noisy_fields(self, declared: int, values: Mapping[Field, Any]) -> dict[str, Any]:
-        """The noisy fields of a message by name, as one release of the ``declared`` number; a list of numbers may be
-        None.
-        """
+        """The noisy fields of a message by name, as one release of the ``declared`` number."""
         settings, unit = self.settings, dict[Field, np.ndarray]()
         for field, value in values.items():
             numbers = np.atleast_1d(np.asarray([] if value is None else value, np.float64))

@@ -6,9 +6,7 @@ from fedtar_flare.record.events import TaskBegun, TaskLearnt, TaskOutcome
 
 
 class Mixed(TaskBegun):
-    """The mixture of a task: ``clusters`` as :meth:`.mixture.Mixture.report` gives them, ``plane`` as its ``plane``
-    does.
-    """
+    """The mixture of a task; ``clusters`` and ``plane`` are :class:`.mixture.Mixture`'s ``report`` and ``plane``."""
 
     kind: ClassVar[str] = "mixed"
     modules: int = 0

@@ -45,9 +45,7 @@ class Pool:
         return tuple(self._modules[key] for key in sorted(self._modules))
 
     def add(self, site: str, task: int, sent: Mapping[str, Tensor], gap: float | None = None) -> None:
-        """Add the module that ADAPT ``sent``, in place of the site's earlier one; ExchangeError for a negative
-        importance.
-        """
+        """Add the module that ADAPT ``sent``, in place of the site's earlier one; refuses a negative importance."""
         importance = without_prefix(sent, IMPORTANCE)
         for name, value in sorted(importance.items()):
             if (value < 0).any():
@@ -72,9 +70,7 @@ class Pool:
         return tuple(latest[site] for site in sorted(latest))
 
     def curvature(self, task: int) -> dict[str, Tensor]:
-        """FedCurv's ``sum_j F_j`` and ``sum_j F_j theta_j`` over all sites' latest modules, the receiver's too: (1,
-        *shape).
-        """
+        """FedCurv's ``sum_j F_j`` and ``sum_j F_j theta_j`` over all sites' latest modules, each (1, *shape)."""
         prefixes = (IMPORTANCE, PULL)
         sums = {f"{prefix}{name}": torch.zeros_like(v) for prefix in prefixes for name, v in self.start.items()}
         for module in self.last(task):
@@ -111,9 +107,7 @@ class Pool:
 # ---------------------------------------------------------------------- the mixture
 @dataclass(frozen=True)
 class Part:
-    """The mixture of one kind: M (d, N) minus its origin, beta and beta0 (N, K); each module's cluster, each beta's
-    move.
-    """
+    """The mixture of one kind: M (d, N) less its origin, beta and beta0 (N, K), the modules' clusters, betas' moves."""
 
     modules: tuple[Module, ...]
     assignment: tuple[int, ...]

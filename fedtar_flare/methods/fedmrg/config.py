@@ -21,9 +21,7 @@ PROMPTS: dict[Prompts, dict[str, Any]] = {
 
 
 class FedMRGConfig(Settings):
-    """Dual adapters, mutual distillation, contrast of images, diagnoses as prompts (Che et al.); each ablation of Table
-    IV is one setting.
-    """
+    """FedMRG (Che et al.); each ablation of its Table IV is one setting."""
 
     mix: float = Field(
         0.5, ge=0, le=1, description="mu of Eq. 6, at inference: 1 the generic adapter alone, 0 the specialised in full"

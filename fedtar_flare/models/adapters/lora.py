@@ -218,9 +218,7 @@ def lora_layers(peft_model: PeftModel) -> dict[str, Any]:
 
 @torch.no_grad()
 def require_modest(peft_model: PeftModel, adapter: str, most: float) -> None:
-    """Refuse factors that change a layer by more than ``most`` times its weight, ``s ||B A|| / ||W||``, as training
-    never does.
-    """
+    """Refuse factors that change a layer by more than ``most`` times its weight, ``s ||B A|| / ||W||``."""
     from peft.utils.integrations import dequantize_module_weight
 
     for name, layer in lora_layers(peft_model).items():
