@@ -46,25 +46,17 @@ class TrainingConfig(Settings):
 
     local_steps: int = Field(12, ge=1, description="optimiser updates per task")
     local_epochs: float | None = Field(
-        None,
-        gt=0,
-        description="passes through a task's training visits, in place of local_steps: 0.02 learns from 2 % of them. A "
-        "site makes at least its policy's min_local_steps updates",
+        None, gt=0, description="passes through a task's training visits (0.02: 2 % of them) in place of local_steps"
     )
     seconds: float = Field(
-        0.0,
-        ge=0,
-        description="time for a task's updates: as many of local_steps as fit are made, at least its policy's "
-        "min_local_steps; 0: all. The mean counts a site as if it had made all (FedNova)",
+        0.0, ge=0, description="time for a task's updates: as many of them as fit, which count as all (FedNova); 0: all"
     )
     batch_size: int = Field(8, ge=1, le=1024, description="reports per update")
     micro_batch: int = Field(
         0, ge=0, description="reports in memory at once, gradients added up over the batch; 0: the whole batch"
     )
     gradient_checkpointing: bool = Field(
-        False,
-        description="compute the decoder's layers again in the backward pass, and keep their inputs alone until then: "
-        "less memory, more time, the same result",
+        False, description="recompute the decoder's layers in the backward pass: less memory, more time, same result"
     )
     lr: float = Field(1e-3, gt=0, description="AdamW learning rate of the shared part")
     schedule: Literal["constant", "cosine"] = Field(
@@ -137,11 +129,7 @@ class DataConfig(Settings):
         "validated too (fedtar continue --learn). Between in simulations only",
     )
     image_changes: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="simulations only: strength of a blur, a contrast and a brightness of each site's own, drawn from "
-        "the seed and its name; for one collection divided over sites",
+        0.0, ge=0, le=1, description="simulations: strength of each site's own blur, contrast and brightness"
     )
 
     transforms: tuple[dict[str, Any], ...] = Field(

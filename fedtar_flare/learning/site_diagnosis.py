@@ -54,15 +54,10 @@ class DiagnosisConfig(Settings):
         "and the prompts begin warm-started, else from nothing",
     )
     lr: float | None = Field(
-        None,
-        gt=0,
-        description=f"AdamW learning rate of the head; None: {OWN_RATE}, {SHARED_RATE} where it is shared",
+        None, gt=0, description=f"AdamW learning rate of the head; None: {OWN_RATE}, {SHARED_RATE} where it is shared"
     )
     epochs: float | None = Field(
-        None,
-        gt=0,
-        description="a task that goes through its visits more often than this teaches a shared head at a rate that is "
-        "lower in proportion, so that a small site's head does not learn its few reports by heart; None: at any number",
+        None, gt=0, description="a task of more epochs teaches a shared head at a rate lower in proportion; None: never"
     )
     shared: Literal[True, False, "auto"] = Field(
         False,
@@ -71,22 +66,13 @@ class DiagnosisConfig(Settings):
         "must let diagnosis.head pass (extra_names). 'auto': at sites with synthetic data, where there is a head",
     )
     certain: float = Field(
-        0.5,
-        ge=0,
-        le=1,
-        description="probability under which a change since the visit before, where one is shown (data.prior), is not "
-        "told; a draft that claims one all the same says instead that its course is not certain (complete)",
+        0.5, ge=0, le=1, description="least probability of a change that is told; one below it is called uncertain"
     )
     candidates: int = Field(
-        1,
-        ge=1,
-        description="beams of a second search, for a report that does not say what its prompt does; "
-        "the one that agrees best is taken, if it agrees better; 1: no second search",
+        1, ge=1, description="beams of a second search for a report that contradicts its prompt; 1: no second search"
     )
     complete: bool = Field(
-        False,
-        description="say in a plain sentence what a report still leaves out of its prompt or says otherwise: a "
-        "finding, its degree or its change",
+        False, description="say in plain sentences what a report leaves out of its prompt or says otherwise"
     )
 
     def of(self, source: str) -> "DiagnosisConfig":

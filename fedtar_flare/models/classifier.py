@@ -64,9 +64,7 @@ class ClassifierConfig(ImageModelConfig):
     adapter: Literal["lora", "ia3"] = Field("lora", description="low-rank factors, or scales of keys and values")
     rank: int = Field(2, ge=1, description="rank of LoRA, whose scale is 1")
     targets: tuple[str, ...] | None = Field(
-        None,
-        description="list of the adapted layers, by whole names with '*' for any text; None: attention's queries, "
-        "keys and values",
+        None, description="adapted layers, by whole names with '*' for any text; None: queries, keys and values"
     )
 
     def validation_errors(self) -> Iterator[tuple[str, str]]:

@@ -103,9 +103,7 @@ class ModelConfig(ImageModelConfig):
     )
     queries: int = Field(4, ge=1, description="learned queries per slice (memory tokens that a slice gives)")
     decoder_name: str | None = Field(
-        None,
-        description="hub name or local folder of the decoder, or of a 'vlm'; None: a GPT-2 of decoder_config, "
-        "or a small random Qwen2-VL",
+        None, description="hub name or folder of the decoder or 'vlm'; None: a GPT-2 of decoder_config, or a Qwen2-VL"
     )
     decoder: Literal["gpt2", "transformer", "r2gen", "prefix"] = Field(
         "gpt2",

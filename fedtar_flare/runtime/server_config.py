@@ -31,28 +31,19 @@ class ServerConfig(Settings):
         "enters the same step of a later round, at 1 / (1 + rounds late) of its size",
     )
     handshake_time_limit: int = Field(
-        7200,
-        ge=0,
-        description="the same for the handshake, in which a site prepares its data; a site that misses it joins at the "
-        "round after its answer",
+        7200, ge=0, description="the same for the handshake, in which data is prepared; late sites join a round later"
     )
     evaluate_every: int = Field(
         1, ge=1, description="rounds between scorings of test patients, who are also scored at the start and the end"
     )
     rounds_per_period: int = Field(
-        0,
-        ge=0,
-        le=MAX_ROUNDS,
-        description="simulation: visits of the next time step arrive after so many rounds and are scored before they "
-        "are learnt; 0: all visits are there from the start",
+        0, ge=0, le=MAX_ROUNDS, description="simulation: rounds until the next time step's visits come; 0: all there"
     )
     update_norm_limit: float = Field(
         10.0, gt=0, description="an update is refused if its norm is above this times the norm of the weights"
     )
     initial_checkpoint: str = Field(
-        "",
-        description="initial weights: name of a checkpoint file that the server's operator offers (simulator: its "
-        "path); empty: those of the first site by name, which most sites must have too",
+        "", description="checkpoint file of the server's operator (simulator: path) to begin with; empty: the seed's"
     )
     resume_from: str = Field("", description="id of a job of the same submitter (simulator: a checkpoint folder)")
     remake_before: int = Field(

@@ -35,37 +35,24 @@ class Bounds(Settings):
 
     approval: Literal["none", "required"] = Field("none", description="'required': jobs wait for 'fedtar site approve'")
     min_patients: int = Field(
-        5,
-        ge=1,
-        description="fewest different patients of a split at a step to learn from it and to tell anything of it, and "
-        "behind an update; with fewer none leaves",
+        5, ge=1, description="fewest patients of a split at a step to learn from or to tell of, and behind an update"
     )
     min_local_steps: int = Field(4, ge=1, description="least training.local_steps, updates in one task")
     min_batch_size: int = Field(4, ge=1, description="least training.batch_size, reports in one update")
     min_gradient_scale: float = Field(
-        0.1,
-        ge=0,
-        description="least training.max_grad_norm (0 there, no clipping, is always allowed) and lora.alpha / lora.rank",
+        0.1, ge=0, description="least training.max_grad_norm (0, no clipping, is allowed) and lora.alpha / lora.rank"
     )
     min_learning_rate: float = Field(
-        1e-5,
-        ge=0,
-        description="least learning rate of anything that is trained: one near 0 asks a model that does not change for "
-        "its losses again and again",
+        1e-5, ge=0, description="least rate of anything trained: near 0, one model's losses could be asked again"
     )
     min_noise_multiplier: float = Field(
         0.0, ge=0, description="least training.noise_multiplier; above 0 only jobs with per-patient DP-SGD may come"
     )
     max_patient_epsilon: float | None = Field(
-        None,
-        gt=0,
-        description="of per-patient DP-SGD at delta 1e-5, of all runs together; with it spent no task trains",
+        None, gt=0, description="of per-patient DP-SGD at delta 1e-5, of all runs together; once spent no task trains"
     )
     max_learning_rate: float | None = Field(
-        0.1,
-        gt=0,
-        description="greatest learning rate of anything that is trained, also times training.weight_decay: what one "
-        "update takes off a weight",
+        0.1, gt=0, description="greatest rate of anything trained, and of training.lr times training.weight_decay"
     )
     lora_targets: tuple[str, ...] = Field(
         ("*",),
@@ -84,22 +71,13 @@ class Bounds(Settings):
     max_time_steps: int | None = Field(20, ge=1, description="greatest number of time steps")
     max_seconds: float | None = Field(43_200.0, gt=0, description="of one task; one that takes longer is stopped")
     max_adapter_norm: float | None = Field(
-        20.0,
-        gt=0,
-        description="of an adapter that comes down, norm of a layer's change over that of its weight; training at the "
-        "default rate came to 2.5 in 312 updates",
+        20.0, gt=0, description="greatest change of a layer by an adapter that comes down, over its weight (norms)"
     )
     max_answers: int | None = Field(
-        4000,
-        ge=1,
-        description="training tasks that the site answers, of all jobs on its data together; one run of the most "
-        "rounds and time steps has 4000",
+        4000, ge=1, description="training tasks answered, of all jobs on the data; the longest run allowed has 4000"
     )
     max_membership_auc: float | None = Field(
-        None,
-        ge=0,
-        le=1,
-        description="of a trained adapter, by 'fedtar site audit-model'; above it the site asks to hold the release",
+        None, ge=0, le=1, description="of an adapter, by 'fedtar site audit-model'; above it the site holds the release"
     )
     models: dict[str, Path | None] = Field(
         {},
@@ -154,13 +132,10 @@ class SiteConfig(Settings):
     path: Path | None = Field(None, description="the manifest, or the folder of the source, from this file on")
     options: dict[str, Any] = Field({}, description="further settings of the source")
     cache_dir: Path | None = Field(
-        None,
-        description="folder of prepared images and of what a frozen encoder gives of them; default $FEDTAR_HOME or "
-        "~/.cache/fedtar_flare",
+        None, description="folder of prepared images and features; default $FEDTAR_HOME or ~/.cache/fedtar_flare"
     )
     state_dir: Path | None = Field(
-        None,
-        description="folder of the site state; default: KIT.fedtar_state beside the kit, or the cache in the simulator",
+        None, description="folder of the site's state; default: KIT.fedtar_state beside the kit (simulator: the cache)"
     )
     device: str = Field("auto", description="where the site computes: auto, cpu, cuda or cuda:<i>")
     precision: Literal["auto", "float32", "bfloat16"] = Field(
@@ -174,9 +149,7 @@ class SiteConfig(Settings):
     )
     processes: int = Field(1, ge=1, le=64, description="how many processes do a task together, each with a GPU if any")
     labeler: Path | None = Field(
-        None,
-        description="folder that 'fedtar labeler import' wrote (CheXbert, RadBERT): clinical efficacy by it is then "
-        "among the scores that leave",
+        None, description="folder of 'fedtar labeler import' (CheXbert, RadBERT), by which scores then leave too"
     )
     scores: tuple[str, ...] = Field(
         (), description="scores of other packages, by name, that are computed here too and leave; default: none"
@@ -186,10 +159,7 @@ class SiteConfig(Settings):
         0, ge=0, le=16, description="made-up patients to train on too, for a trial: an audit tells what is remembered"
     )
     retention_days: int | None = Field(
-        None,
-        ge=1,
-        description="days after which state of a run and folders of a job that nobody wrote to since are deleted; "
-        "default: kept until the site deletes them",
+        None, ge=1, description="days after which unused state of runs and folders of jobs are deleted; default: never"
     )
     limits: Limits = Field(
         default_factory=Limits, strict=False, description="the largest study, and the longest time for it"
@@ -200,9 +170,7 @@ class SiteConfig(Settings):
         description="what a job may ask; looser by default in a simulation and for synthetic data",
     )
     syslog: str | None = Field(
-        None,
-        description="where the digest of each audit line is also sent: a socket such as /dev/log, or "
-        "<host>:<port> (UDP)",
+        None, description="where each audit line's digest is sent too: a socket (/dev/log) or <host>:<port> (UDP)"
     )
     shares: tuple[Literal["features"], ...] | None = Field(
         None,
@@ -212,9 +180,7 @@ class SiteConfig(Settings):
     )
     origin: Path | None = Field(None, description="which file this was read from")
     simulated: bool = Field(
-        False,
-        description="whether the site is simulated: its hash key then derives from the job's seed, so that a repeated "
-        "simulation splits its patients alike",
+        False, description="whether the site is simulated: its key is derived, so that its patients' splits repeat"
     )
 
     @property

@@ -105,17 +105,13 @@ class FedKEIConfig(Settings):
         TASKS, description="diseases in sequence, each 'name', or 'name=label|label' where several labels count as it"
     )
     base: tuple[str, ...] | None = Field(
-        None,
-        description="labels of the images that are negatives from the start; 'none': those without a label, which is "
-        "the default unless the tasks are the default ones, of the synthetic cohort",
+        None, description="labels of the negatives from the start; 'none': without a label, the default for own tasks"
     )
     order: Order = Field(
         "synchronous", description="of the tasks at a site: as listed, 'reversed', or 'shuffled' by seed and site"
     )
     labeler: RuleLabels | Literal["none"] = Field(
-        "none",
-        description="rules that read labels from the reports of images whose source gives none: 'chexpert-rules' "
-        "(radiographs) or 'ctrate-rules' (CT); 'none': such images are left out",
+        "none", description="rules that read labels from reports where a source has none; 'none': leave images out"
     )
     rand_baseline: bool = Field(
         False, description="each site also tunes from the common start, for comparison: twice the work"

@@ -32,9 +32,7 @@ class FedMRGConfig(Settings):
     l2g_weight: float = Field(0.5, ge=0, description="weight of distilling specialised into generic (Eq. 4)")
     g2l_weight: float = Field(0.5, ge=0, description="weight of distilling generic into specialised (Eq. 5)")
     distillation: Literal["states", "logits"] = Field(
-        "states",
-        description="what is taught: the last hidden states and the next token's probabilities, or the latter alone, "
-        "'logits' (FedDAT)",
+        "states", description="hidden states and probabilities are taught, or ('logits', FedDAT) the latter alone"
     )
     contrast_weight: float = Field(0.1, ge=0, description="weight of the contrast of images (Eq. 3); 0 leaves it out")
     temperature: float = Field(0.07, gt=0, description="tau of the contrast")
@@ -42,10 +40,7 @@ class FedMRGConfig(Settings):
         16, ge=0, le=MOST_ROWS, description="rows that a site may add to the feature bank in a round; 0: no bank"
     )
     bank_group: int = Field(
-        1,
-        ge=1,
-        description="training patients whose features a row is the mean of; the paper's is 1, for simulations: a real "
-        "site takes the next multiple of its smallest cell, at least 5",
+        1, ge=1, description="patients behind a row (paper: 1); at a real site a multiple of its cell, at least 5"
     )
     labeler: LabelerName = Field(
         "synthetic",

@@ -23,9 +23,7 @@ class PatientConfig(Settings):
     )
     components: int = Field(16, ge=1, description="components of the Gaussian mixture, and length of q")
     patients_per_component: int = Field(
-        10,
-        ge=1,
-        description="training patients for each of the components that a site fits; 1 in the paper's preset",
+        10, ge=1, description="training patients for each of the components that a site fits; 1 in the paper's preset"
     )
     time_conditioned: bool = Field(True, description="add a learned embedding of the time step to phi")
     common_start: bool = Field(
@@ -33,23 +31,16 @@ class PatientConfig(Settings):
         description="phi of all patients starts near one random vector; in the paper's preset b_proj starts at 0",
     )
     local_adapter: bool = Field(
-        False,
-        description="reports with the patient part are written with the shared adapter as this site last trained it; "
-        "the paper's preset has the server's",
+        False, description="write with the shared adapter as this site last trained it; the paper's: the server's"
     )
     dropout: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="share of the visits of an update that are trained without their patients' adapters, so that the "
-        "shared adapter writes whole reports by itself too",
+        0.0, ge=0, lt=1, description="share of an update's visits that are trained without their patients' adapters"
     )
     constant_q: bool = Field(
         False, description="take the same q for every patient: an ablation that shows what telling them apart is worth"
     )
     profile: tuple[str, ...] = Field(
-        PROFILES[1],
-        description="fields of the profile; the paper's preset has a hash of the patient's id too",
+        PROFILES[1], description="fields of the profile; the paper's preset has a hash of the patient's id too"
     )
 
     def validation_errors(self) -> Iterator[tuple[str, str]]:
