@@ -19,10 +19,8 @@ def device_of_each(device: str, processes: int) -> str:
     """Choose the device kind of several processes, each with its GPU (rank r on ``cuda:r``) or on the CPU."""
     kind, _ = choose_device(device)
     if kind == "cuda" and torch.cuda.device_count() < processes:
-        raise ConfigError(
-            f"processes: {processes} in the site file: this machine shows {torch.cuda.device_count()} GPU(s); lower it",
-            public="the site file asks for more processes than the site has GPUs",
-        )
+        text = f"processes: {processes} in the site file: this machine shows {torch.cuda.device_count()} GPU(s)"
+        raise ConfigError(text, public="the site file asks for more processes than the site has GPUs")
     return kind
 
 
@@ -32,10 +30,8 @@ def choose_device(device: str = "auto", precision: str = "auto", parameters: flo
         device = "cuda" if torch.cuda.is_available() else "cpu"
         if device == "cuda" and parameters < SMALL_MODEL and not distributed.is_initialized():
             device = "cpu"
-            _say_once(
-                f"device: auto takes the CPU: below {SMALL_MODEL / 1e6:.0f} million parameters a GPU is no faster, and "
-                f"this model has {parameters / 1e6:.1f}; device: cuda takes the GPU all the same"
-            )
+            size = f"{parameters / 1e6:.1f} million parameters"
+            _say_once(f"device: auto takes the CPU, as a GPU is no faster at {size}; device: cuda takes the GPU")
     if device != "cpu":
         if not device.startswith("cuda"):
             raise ConfigError(f"device '{device}' in the site file is not one of auto, cpu, cuda, cuda:<i>")

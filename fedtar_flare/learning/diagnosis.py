@@ -179,8 +179,6 @@ def require_positions(findings: int, max_length: int, positions: int) -> None:
     """Refuse prompts and reports that are longer than the decoder's positions."""
     if findings + max_length > positions:
         text = (
-            f"{findings} diagnosis prompts and reports of {max_length} tokens are more than the decoder's {positions}"
+            f"{findings} diagnosis prompts and reports of {max_length} tokens exceed a decoder of {positions} positions"
         )
-        raise ConfigError(
-            f"{text} positions: set model.max_length to {positions - findings}, or fedmrg.prompts to memory"
-        )
+        raise ConfigError(f"{text}: set model.max_length to {positions - findings}, or fedmrg.prompts to memory")

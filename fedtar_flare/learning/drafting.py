@@ -239,9 +239,7 @@ class Drafter:
             if study.patient_id is None:
                 raise ConfigError("the patient part needs the patient's id as the site knows it (--patient-id)")
             if study.time_step is None or study.time_step < 1:
-                raise ConfigError(
-                    "the patient part needs this visit's number among the patient's (--time-step, from 1)"
-                )
+                raise ConfigError("the patient part needs the visit's number among the patient's (--time-step, from 1)")
         step = min(study.time_step or 1, self.time_steps)
         sample = Sample(visit_of(study), None, study.sex, step, "test")
         images = self._image(study)

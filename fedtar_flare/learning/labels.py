@@ -124,10 +124,8 @@ def labeler_of(visits: Sequence[Visit]) -> Labeler:
 def require_labeler(name: str, setting: str, source: str) -> None:
     """Refuse the synthetic cohort's rules for a real hospital's reports."""
     if name == "synthetic" and source != "synthetic":
-        raise ConfigError(
-            f"{setting} is 'synthetic', for synthetic texts alone: set it to chexpert-rules, ctrate-rules or none",
-            public=f"the job's {setting} 'synthetic' is for synthetic sites alone",
-        )
+        public = f"the job's {setting} is 'synthetic', for synthetic sites alone"
+        raise ConfigError(f"{public}: set it to chexpert-rules, ctrate-rules or none", public=public)
 
 
 def _synthetic() -> Labeler:

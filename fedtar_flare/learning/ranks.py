@@ -76,10 +76,8 @@ class Ranks:
     def require_equal(self, tensors: Mapping[str, Tensor]) -> None:
         """Refuse to go on unless all ranks hold the same bits."""
         if self.size > 1 and len(set(self.gather(checksum(tensors)))) > 1:
-            raise FedTARError(
-                f"after training, {self.size} processes hold different weights; nothing was saved: set processes: 1",
-                public=f"the {self.size} processes that trained together hold different weights",
-            )
+            public = f"the {self.size} processes that trained together hold different weights"
+            raise FedTARError(f"{public}; nothing was saved: set processes: 1", public=public)
 
     def _sum(self, values: Tensor) -> Tensor:
         with self._together():

@@ -122,10 +122,8 @@ class ReportLabeler:
 
     def __post_init__(self) -> None:
         if not (self.folder / ABOUT).is_file() or read_json(self.folder / ABOUT).get("kind") not in NEURAL:
-            raise ConfigError(
-                f"{self.folder} holds no labeler: make it by 'fedtar labeler import CHECKPOINT -o {self.folder}'",
-                public="the labeler that the site file names is not in its folder",
-            )
+            text = f"{self.folder} holds no labeler: make it by 'fedtar labeler import CHECKPOINT -o {self.folder}'"
+            raise ConfigError(text, public="the labeler that the site file names is not in its folder")
 
     def label(
         self, references: Iterable[str], drafts: Iterable[str], checkpoint: Callable[[], None] = lambda: None

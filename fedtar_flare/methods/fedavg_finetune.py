@@ -81,10 +81,8 @@ def saved_learner(folder: Path, key: bytes | None, run_id: str, round_: int) -> 
     versions = state.versions()
     weights = state.read(versions[-1])[0] if versions else {}
     if not weights:
-        raise ConfigError(
-            f"{folder} holds no fine-tuned adapter: the run did not end, or the site had too few training visits. "
-            "Draft with the shared adapter alone (without --state)"
-        )
+        why = "the run did not end, or the site had too few training visits"
+        raise ConfigError(f"{folder} holds no fine-tuned adapter ({why}): draft without --state")
     settings = {"lora": LoRAConfig(rank=len(weights[pairs(weights)[0][0]]))}
     return SavedLearner(FineTuneLearner, settings, weights, precision=state.precision)
 

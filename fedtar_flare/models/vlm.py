@@ -118,11 +118,9 @@ class VisionLanguageGenerator(ReportGenerator):
         turns, images = zip(*(self._conversation(batch, i, findings[i]) for i in wanted), strict=True)
         adapted = (name for name, part in self.named_modules() if "patient_batch" in part.__dict__)
         if len(set(map(len, images))) > 1 and not all(map(_LANGUAGE.search, adapted)):
-            text = (
-                "visits of a batch show different numbers of images, which patient adapters in vision layers cannot "
-                "take: leave these layers out of model.lora_targets, or images out of data.prior"
-            )
-            raise DataError(text, reason="adapter-batch")
+            text = "patient adapters in vision layers, where visits of a batch show different numbers of images"
+            cure = "leave these layers out of model.lora_targets, or images out of data.prior"
+            raise DataError(f"{text}: {cure}", reason="adapter-batch")
         texts = [self._processor.apply_chat_template(turn, add_generation_prompt=True) for turn in turns]
         begin = self._processor.tokenizer.bos_token
         words = {"padding": True, "add_special_tokens": not (begin and texts[0].startswith(begin))}
@@ -209,10 +207,9 @@ def processor_of(name: str) -> Any:
         with torch.device("cpu"):  # memory is estimated of models on the meta device
             processor(text=[turn], images=[[torch.zeros(3, 64, 64, dtype=torch.uint8)]], return_tensors="pt")
     except Exception as error:  # of the processor or its template, which raise anything
-        raise ConfigError(
-            f"decoder '{name}' has a processor that takes no image with a question ({type(error).__name__}: {error}): "
-            "add what its processor_config.json or chat_template.jinja lacks, such as patch_size"
-        ) from error
+        text = f"decoder '{name}' has a processor that takes no image with a question ({type(error).__name__}: {error})"
+        cure = "add what its processor_config.json or chat_template.jinja lacks, such as patch_size"
+        raise ConfigError(f"{text}: {cure}") from error
     return processor
 
 

@@ -98,8 +98,5 @@ def monai_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def check_volumes(modalities: set[str]) -> None:
     """Refuse a site whose images are no volumes."""
     if others := sorted(modalities - {"ct"}):
-        raise DataError(
-            f"this site has {others[0]}s: model.encoder 'swin_unetr' takes CT volumes; take another for pictures",
-            reason="no-volume",
-            public="the job's encoder takes CT volumes, and this site has pictures",
-        )
+        public = "the job's encoder 'swin_unetr' takes CT volumes, and this site has pictures"
+        raise DataError(f"{public} ({others[0]}s): take another", reason="no-volume", public=public)

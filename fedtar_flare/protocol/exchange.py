@@ -136,9 +136,8 @@ def check_update_size(update: Tensors, reference: Tensors, limit: float) -> None
     """Refuse an update whose norm is more than ``limit`` times that of the weights that it is added to."""
     norm, base = euclidean_norm(update), euclidean_norm(reference)
     if norm > limit * base:
-        raise ExchangeError(
-            f"the update's norm is {norm / max(base, 1e-30):.3g} times that of the weights (limit {limit:g})"
-        )
+        ratio = norm / max(base, 1e-30)
+        raise ExchangeError(f"the update's norm is {ratio:.3g} times that of the weights (limit {limit:g})")
 
 
 def euclidean_norm(state: Tensors) -> float:
@@ -192,9 +191,9 @@ def _check_shape(group: Group, tensor: str, shape: tuple[int, ...], agreed: tupl
     if group.form == "collected":
         wide = len(shape) == 2 and (shape[1] <= group.width if group.narrower else shape[1] == group.width)
         if not wide or shape[0] > group.max_rows:
+            width = f"at most {group.width}" if group.narrower else group.width
             raise ExchangeError(
-                f"tensor '{tensor}' has shape {shape}; allowed: at most {group.max_rows} rows of "
-                f"{'at most ' if group.narrower else ''}{group.width}"
+                f"tensor '{tensor}' has shape {shape}; allowed: at most {group.max_rows} rows of {width}"
             )
         return
     if agreed is None:

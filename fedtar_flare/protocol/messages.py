@@ -75,17 +75,14 @@ class _Header:
         readable = cls is Reply and header.get("status") == ERROR
         if not readable and not compatible(plugin):
             release = plugin[:40] if isinstance(plugin, str) and plugin else "of an earlier release"
-            raise ExchangeError(
-                f"the {sender}'s fedtar_flare is {release}, the {receiver}'s is {__version__}; install the same "
-                "major.minor version everywhere"
-            )
+            text = f"the {sender}'s fedtar_flare is {release}, the {receiver}'s is {__version__}"
+            raise ExchangeError(f"{text}; install the same major.minor version everywhere")
         values = {known.name: header[known.name] for known in fields(cls) if known.name in header}
         try:
             return cls(**values)
         except TypeError as error:
-            raise ExchangeError(
-                f"the header of version {header.get('plugin', '?')!s:.40} does not fit version {__version__} ({error})"
-            ) from error
+            text = f"the header of version {header.get('plugin', '?')!s:.40} does not fit version {__version__}"
+            raise ExchangeError(f"{text} ({error})") from error
 
 
 @dataclass(frozen=True)

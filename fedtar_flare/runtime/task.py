@@ -130,8 +130,5 @@ class Task:
 
 def missing_state(state: SiteState, after: str) -> DataError:
     """Make the error of a site whose state of the run, at or before a version, is missing."""
-    return DataError(
-        f"{state.folder} has no state of this run at or before version {after}; it was deleted, or the run began on "
-        "another machine. Restore the folder from a backup, or submit the job anew",
-        reason="no-site-state",
-    )
+    text = f"{state.folder} has no state of this run at or before version {after}"
+    return DataError(f"{text}: restore the folder from a backup, or submit the job anew", reason="no-site-state")

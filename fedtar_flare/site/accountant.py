@@ -138,18 +138,13 @@ def _read(file: Path, form: TypeAdapter[Any]) -> Any:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise FedTARError(
-            f"{file}: the privacy ledger cannot be read ({error}); restore it from its backup. A new one would "
-            "forget what was spent",
-            public="the site's privacy ledger cannot be read",
-        ) from error
+        text = f"{file}: the privacy ledger cannot be read ({error}); restore it: a new one would forget what was spent"
+        raise FedTARError(text, public="the site's privacy ledger cannot be read") from error
 
 
 def _write(file: Path, content: Mapping[str, Any]) -> None:
     try:
         write_json(file, content)
     except OSError as error:
-        raise FedTARError(
-            f"{file}: the privacy ledger cannot be written ({error}), so nothing leaves",
-            public="the site's privacy ledger cannot be written",
-        ) from error
+        text = f"{file}: the privacy ledger cannot be written ({error}), so nothing leaves"
+        raise FedTARError(text, public="the site's privacy ledger cannot be written") from error

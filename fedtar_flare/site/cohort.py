@@ -131,10 +131,7 @@ def excluded_patients(config: SiteConfig) -> frozenset[str]:
     return frozenset(line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#"))
 
 
-_NAME_IT = (
-    "name the key file of the real site with --key (fedtar.key in its state's folder), or the seed of the "
-    "simulated jobs with --site-file and --job-seed"
-)
+_NAME_IT = "give the site's key (--key STATE/fedtar.key), or the seed of simulated jobs (--site-file, --job-seed)"
 
 
 def patients_of_site_file(
@@ -167,10 +164,8 @@ def patients_of_manifest(
     if job_seed is not None:
         raise ConfigError(f"{manifest}: --job-seed goes with the site's file, --site-file, in place of its manifest")
     if key is None and not no_site:
-        raise ConfigError(
-            f"{manifest} does not say which patients its site tests on: {_NAME_IT}; a collection that belongs to no "
-            "site of any run takes --no-site"
-        )
+        text = f"{manifest} does not say which patients its site tests on: {_NAME_IT}"
+        raise ConfigError(f"{text}; a collection of no site takes --no-site")
     config = SiteConfig(source="manifest", path=manifest)
     secret = read_key(key) if key is not None else derived_key("no site")
     return load_cohort(config, manifest.stem, timeline=Timeline(1), key=secret), config

@@ -97,10 +97,8 @@ def check_workspace(folder: Path) -> None:
     """Refuse a simulator's workspace, or a Python, in a folder that FLARE cannot start its sites from."""
     for kind, path in (("the simulator's workspace", str(folder)), ("Python", sys.executable)):
         if UNFIT.search(path):
-            raise ConfigError(
-                f"{kind} is in '{path}': NVIDIA FLARE's simulator cannot start a site where the path has a space, a "
-                "quote, a backslash or a hash. Choose another folder"
-            )
+            text = "FLARE's simulator cannot start a site where the path has a space, a quote, a backslash or a hash"
+            raise ConfigError(f"{kind} is in '{path}': {text}. Choose another folder")
 
 
 def hush_simulator() -> None:
@@ -149,10 +147,8 @@ def kit_of(folder: Path) -> Path:
     for kit in (folder, folder.parent) if folder.name in ("startup", "local") else (folder,):
         if (kit / "startup" / "fed_client.json").is_file():
             return kit
-    raise ConfigError(
-        f"{folder} is no site's startup kit: it has no startup/fed_client.json. Name the folder that holds 'startup' "
-        "and 'local'"
-    )
+    text = f"{folder} is no site's startup kit: it has no startup/fed_client.json"
+    raise ConfigError(f"{text}. Name the folder that holds 'startup' and 'local'")
 
 
 def end_unfit_simulator(job: str) -> None:
@@ -184,10 +180,8 @@ def participation(records: Path) -> Participation:
     except FileNotFoundError:
         return Participation.TAKING_PART
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FedTARError(
-            f"{file} cannot be read ({error}). Run 'fedtar site pause', 'leave' or 'join' to write it anew",
-            public="the site's participation file cannot be read",
-        ) from error
+        text = f"{file} cannot be read ({error}). Run 'fedtar site pause', 'leave' or 'join' to write it anew"
+        raise FedTARError(text, public="the site's participation file cannot be read") from error
 
 
 def decide(records: Path, status: Participation) -> Path:

@@ -219,19 +219,15 @@ def load_site_config(site_name: str, *, workspace: Path | None, simulator: bool)
             return read_site_file(file, simulated=simulator)
     if simulator and folder:
         names = ", ".join(sorted(file.name for file in folder.glob("*.yaml"))) or "none"
-        raise ConfigError(
-            f"site {site_name}: {SITES_VARIABLE} names {folder}, which has no {site_name}.yaml (there: {names}). "
-            f"Write it ('source: synthetic' for phantoms), or unset {SITES_VARIABLE}",
-            public=f"the site has no file in the folder that {SITES_VARIABLE} names",
-        )
+        text = f"site {site_name}: {SITES_VARIABLE} names {folder}, which has no {site_name}.yaml (there: {names})"
+        text += f". Write it ('source: synthetic' for phantoms), or unset {SITES_VARIABLE}"
+        raise ConfigError(text, public=f"the site has no file in the folder that {SITES_VARIABLE} names")
     if simulator:
         policy = Bounds(**default_bounds(simulated=True, synthetic=True))
         return SiteConfig(source="synthetic", simulated=True, policy=policy)
-    raise ConfigError(
-        f"site {site_name} has no site file: 'fedtar init -o {files[-1] if files else SITE_FILE}' writes one with "
-        "'source: manifest' ('source: synthetic' is for trials)",
-        public="the site has no site file (local/fedtar.yaml)",
-    )
+    missing = files[-1] if files else SITE_FILE
+    text = f"site {site_name} has no site file: 'fedtar init -o {missing}' writes one with 'source: manifest'"
+    raise ConfigError(text, public="the site has no site file (local/fedtar.yaml)")
 
 
 def sites_folder() -> Path | None:
@@ -273,11 +269,9 @@ def read_site_file(file: Path, simulated: bool = False, for_jobs: bool = True) -
     for name in config.scores:
         load("score", name, Score)  # what cannot be loaded now cannot be when scores are due
     if for_jobs and not (whole or config.without_patients):
-        raise ConfigError(
-            f"{file}: the file of a site with patients must have a 'policy' (policy: {{}} for the defaults), and its "
-            "last line must be '...', the end of a YAML document, so that one that was cut short is noticed",
-            public="the site's file has no policy, or was cut short",
-        )
+        text = f"{file}: with patients it must have a 'policy' (policy: {{}} for the defaults), and '...' as its last "
+        text += "line, the end of a YAML document, so that a file that was cut short is noticed"
+        raise ConfigError(text, public="the site's file has no policy, or was cut short")
     return config
 
 

@@ -94,12 +94,11 @@ class SiteState:
         disk = next(folder for folder in (self.folder, *self.folder.absolute().parents) if folder.is_dir())
         size, free = sum(map(attrgetter("nbytes"), tensors.values())) + RESERVE, shutil.disk_usage(disk).free
         if free < size:
-            raise DataError(
-                f"{self.folder}: {free / 1e6:.0f} MB are free; {size / 1e6:.0f} MB are needed (state, and "
-                f"{RESERVE / 1e6:.0f} MB for the audit). Free the disk ('fedtar site purge --cache')",
-                reason="disk-full",
-                public=DISK_FULL,
+            text = (
+                f"{self.folder}: {free / 1e6:.0f} MB are free; {size / 1e6:.0f} MB are needed, with room for the audit"
             )
+            text += ". Free the disk ('fedtar site purge --cache')"
+            raise DataError(text, reason="disk-full", public=DISK_FULL)
         write_tensors(self.folder / f"{name}.safetensors", tensors, info)
 
     def read(self, name: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
@@ -214,10 +213,8 @@ class SiteState:
         """Read what :meth:`fix_run` recorded."""
         about = self._run
         if missing := {"time_steps", "data", "seed"} - set(about):
-            raise ConfigError(
-                f"{self.folder} does not say the run's {', '.join(sorted(missing))}: this site took no part in run "
-                f"{self.folder.parent.name}, or its state was purged"
-            )
+            text = f"{self.folder} does not say the run's {', '.join(sorted(missing))}: this site took no part in it"
+            raise ConfigError(f"{text}, or its state was purged")
         return about
 
     def note_precision(self, precision: str) -> None:
@@ -254,11 +251,8 @@ class SiteState:
             return
         runs = sum((folder / self.folder.name).is_dir() for folder in self.root.iterdir())
         if runs >= MAX_RUNS:
-            raise DataError(
-                f"{self.root} holds the state of {runs} runs: delete old ones with 'fedtar site purge'",
-                reason="too-many-runs",
-                public=f"the site keeps the state of {runs} runs already; its staff must purge old ones",
-            )
+            public = f"the site keeps the state of {runs} runs already; its staff must purge old ones"
+            raise DataError(f"{self.root}: {public} ('fedtar site purge')", reason="too-many-runs", public=public)
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
@@ -312,29 +306,21 @@ class ReadOnlyState(SiteState):
 def state_of_run(folder: Path, run_id: str, part: str) -> SiteState:
     """Open a state in a folder ``<run id>/<site>``."""
     if folder.parent.name != run_id:
-        raise ConfigError(
-            f"{folder} is the state of run {folder.parent.name}, the adapter is of run {run_id}; the {part} "
-            "fits only the run that it was trained in"
-        )
+        fits = f"the {part} fits only the run that it was trained in"
+        raise ConfigError(f"{folder} is the state of run {folder.parent.name}, the adapter is of run {run_id}; {fits}")
     return SiteState(folder.parent.parent, folder.parent.name, folder.name)
 
 
 def trained_version(state: SiteState, round_: int, time_steps: int, part: str) -> str:
     """Find the site's last trained version at a round's end, of an earlier one if it was there untrained."""
-    newest = state.latest(version(round_, time_steps))
+    newest, cure = state.latest(version(round_, time_steps)), "draft with the shared adapter alone (without --state)"
     if newest is None or newest == version(0, 0):
-        raise ConfigError(
-            f"{state.folder} has no {part} of round {round_}, the adapter's (versions there: "
-            f"{', '.join(state.versions()) or 'none'}). Those of early rounds are deleted while a run goes on, and "
-            "one of another round does not fit. Draft with the shared adapter alone (without --state)"
-        )
+        there = ", ".join(state.versions()) or "none"
+        raise ConfigError(f"{state.folder} has no {part} of round {round_} (versions there: {there}): {cure}")
     trained, last = (int(name[:4]) for name in (newest, max([newest, *state.answered().values()])))
     if last < round_:
-        raise ConfigError(
-            f"{state.folder} has the {part} of round {trained} and ends with round {last}; the adapter is of "
-            f"round {round_}. Either this is an older copy of the state, or the site left the run; the two do not fit. "
-            f"Name the state as it was after round {round_}, or draft with the shared adapter alone (without --state)"
-        )
+        text = f"{state.folder} has the {part} of round {trained} and ends with round {last}; the adapter is of round"
+        raise ConfigError(f"{text} {round_}. Name the state as it was after round {round_}, or {cure}")
     if trained != round_:
         logger.warning("the site did not train in round %d; its %s is of round %d", round_, part, trained)
     return newest

@@ -68,10 +68,8 @@ class Layout:
             leading = stacked[parts[0][0]].shape[:1]
             for name, shape in parts:
                 if stacked[name].shape != (*leading, *shape) or not leading or not leading[0]:
-                    raise ExchangeError(
-                        f"tensor '{name}' has shape {tuple(stacked[name].shape)} in a mixture, not {('K', *shape)}, "
-                        f"with one K of at least 1 for all tensors of the {kind}"
-                    )
+                    have = tuple(stacked[name].shape)
+                    raise ExchangeError(f"tensor '{name}' has shape {have}, not {('K', *shape)} as all of the {kind}")
             matrices[kind] = torch.cat([stacked[name].flatten(1) for name, _ in parts], dim=1).T
         return matrices
 

@@ -168,11 +168,8 @@ class PatientLoRA(nn.Module):
         batch: _Batch = layer.patient_batch
         samples = batch.q.shape[0]
         if x.dim() < 2 or x.shape[0] % samples:
-            raise DataError(
-                f"layer {name}: an input of shape {tuple(x.shape)} does not divide into the {samples} samples of "
-                "this batch; leave a layer that works on something else than samples out of the LoRA targets",
-                reason="adapter-batch",
-            )
+            text = f"layer {name}: an input of shape {tuple(x.shape)} does not divide into {samples} samples"
+            raise DataError(f"{text}: leave the layer out of the LoRA targets", reason="adapter-batch")
         down, up = self._factors(batch)[index]
         rows = x.reshape(samples, -1, x.shape[-1])
         if torch.is_autocast_enabled(x.device.type):

@@ -65,9 +65,7 @@ class AlphaPolicy(nn.Module):
         super().__init__()
         self.alpha_form, self.given = config.alpha_form, torch.tensor(config.alphas, dtype=torch.float64)
         if self.alpha_form == "given" and len(self.given) != time_steps:
-            raise ConfigError(
-                f"server.alphas: {len(self.given)} numbers for {time_steps} time steps; give one for each"
-            )
+            raise ConfigError(f"server.alphas: {len(self.given)} numbers for {time_steps} steps; give one for each")
         generator = torch.Generator().manual_seed(seed)
 
         def draw(*shape: int, scale: float) -> nn.Parameter:

@@ -77,11 +77,8 @@ class VisitShares:
     def _forward(self, index: int, x: Tensor) -> Tensor:
         """The product with one factor, of which each visit has its own."""
         if len(x) % self._visits:
-            raise DataError(
-                f"an input of shape {tuple(x.shape)} does not divide into the {self._visits} visits of this batch; "
-                "leave a layer that works on something else than visits out of the LoRA targets",
-                reason="adapter-batch",
-            )
+            text = f"an input of shape {tuple(x.shape)} does not divide into {self._visits} visits"
+            raise DataError(f"{text}: leave its layer out of the LoRA targets", reason="adapter-batch")
         down, weight = index < self._downs, self._factors[index].weight
         by_rank = weight if down else weight.t()
         each = _Each.apply(by_rank, self._visits, self.tally, self._ends[index])
