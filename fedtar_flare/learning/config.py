@@ -52,9 +52,7 @@ class TrainingConfig(Settings):
         0.0, ge=0, description="time for a task's updates: as many of them as fit, which count as all (FedNova); 0: all"
     )
     batch_size: int = Field(8, ge=1, le=1024, description="reports per update")
-    micro_batch: int = Field(
-        0, ge=0, description="reports in memory at once, gradients added up over the batch; 0: the whole batch"
-    )
+    micro_batch: int = Field(0, ge=0, description="reports in memory at once; gradients add up; 0: the whole batch")
     gradient_checkpointing: bool = Field(
         False, description="recompute the decoder's layers in the backward pass: less memory, more time, same result"
     )
@@ -113,12 +111,8 @@ class DataConfig(Settings):
         "'generated': the report in training, the model's own text when reports are written; 'auto', with a method "
         "that has the group diagnosis: 'report+image' where a head compares the visits, else 'none'",
     )
-    priors: int = Field(
-        1, ge=1, le=8, description="how many earlier visits data.prior is about; more than the last one needs a 'vlm'"
-    )
-    min_cell: int = Field(
-        1, ge=1, description="fewest distinct patients of a split at a step to learn from it and to tell anything of it"
-    )
+    priors: int = Field(1, ge=1, le=8, description="earlier visits that data.prior takes; more than one needs a 'vlm'")
+    min_cell: int = Field(1, ge=1, description="fewest patients of a split at a step to learn from it or tell of it")
     synthetic_patients: int = Field(48, ge=1, description="patients of a simulated site")
     replay_share: float = Field(
         1.0,

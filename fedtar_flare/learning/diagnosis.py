@@ -178,7 +178,5 @@ def head_file(name: str) -> str:
 def require_positions(findings: int, max_length: int, positions: int) -> None:
     """Refuse prompts and reports that are longer than the decoder's positions."""
     if findings + max_length > positions:
-        text = (
-            f"{findings} diagnosis prompts and reports of {max_length} tokens exceed a decoder of {positions} positions"
-        )
+        text = f"{findings} diagnosis prompts and reports of {max_length} tokens exceed {positions} positions"
         raise ConfigError(f"{text}: set model.max_length to {positions - findings}, or fedmrg.prompts to memory")

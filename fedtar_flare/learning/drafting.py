@@ -322,6 +322,4 @@ def _check_base(base: ReportGenerator, info: Mapping[str, Any], adapter: Path | 
     mine = with_fingerprint(about, read_adapter_config(adapter))["fingerprint"]
     if mine != info["fingerprint"]:
         text = f"{adapter} was trained on another base model or with other settings ({info['fingerprint']}) than preset"
-        raise ConfigError(
-            f"{text} '{info['model']['preset']}' here ({mine}): name the run's (--set model.weights=PATH)"
-        )
+        raise ConfigError(f"{text} '{info['model']['preset']}' here ({mine}): name its own (--set model.weights=PATH)")

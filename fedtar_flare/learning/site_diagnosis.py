@@ -71,9 +71,7 @@ class DiagnosisConfig(Settings):
     candidates: int = Field(
         1, ge=1, description="beams of a second search for a report that contradicts its prompt; 1: no second search"
     )
-    complete: bool = Field(
-        False, description="say in plain sentences what a report leaves out of its prompt or says otherwise"
-    )
+    complete: bool = Field(False, description="say in sentences what a report leaves out of its prompt or contradicts")
 
     def of(self, source: str) -> "DiagnosisConfig":
         """Decide ``auto`` and the learning rate at a site."""

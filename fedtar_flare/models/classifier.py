@@ -55,9 +55,7 @@ class ClassifierConfig(ImageModelConfig):
         description="local safetensors file of the weights of 'vit', 'timm' (RETFound) or 'swin_unetr' (VoCo); "
         "'random': none of the named encoder's own are loaded (tests)",
     )
-    encoder_config: dict[str, int] = Field(
-        {}, description=f"sizes of 'vit' or 'swin_unetr' that differ from the defaults: {_DEFAULTS}"
-    )
+    encoder_config: dict[str, int] = Field({}, description=f"sizes of 'vit' or 'swin_unetr', if other than {_DEFAULTS}")
     hu_window: HUWindow = Field(
         "lung", description="window of a CT for 'swin_unetr': one, as the published weights have, or 'all' three"
     )

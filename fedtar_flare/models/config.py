@@ -119,17 +119,13 @@ class ModelConfig(ImageModelConfig):
         GPT2Sizes(n_embd=128, n_layer=4, n_head=4, n_positions=192),
         description="width, layers, attention heads and longest sequence of a GPT-2 without a name",
     )
-    tokenizer: str = Field(
-        "small", description="'small' (shipped), 'decoder' (the named decoder's own) or path of a tokenizer.json"
-    )
+    tokenizer: str = Field("small", description="'small' (shipped), 'decoder' (its own) or path of a tokenizer.json")
     weights: str | None = Field(
         None,
         description="'small' (shipped), path of a safetensors file of the whole model, 'random' (tests: no weights are "
         "loaded, and frozen random ones are meant), or None: those of the named parts",
     )
-    max_length: int = Field(
-        160, ge=3, description="tokens of a report, begin and end tokens included; longer ones are cut"
-    )
+    max_length: int = Field(160, ge=3, description="tokens of a report, with begin and end tokens; longer ones are cut")
     num_beams: int = Field(4, ge=1, description="beams when generating")
     lora_targets: tuple[str, ...] = Field(
         CVT_TARGETS,

@@ -191,10 +191,8 @@ def _check_shape(group: Group, tensor: str, shape: tuple[int, ...], agreed: tupl
     if group.form == "collected":
         wide = len(shape) == 2 and (shape[1] <= group.width if group.narrower else shape[1] == group.width)
         if not wide or shape[0] > group.max_rows:
-            width = f"at most {group.width}" if group.narrower else group.width
-            raise ExchangeError(
-                f"tensor '{tensor}' has shape {shape}; allowed: at most {group.max_rows} rows of {width}"
-            )
+            form = f"at most {group.max_rows} rows of {'at most ' if group.narrower else ''}{group.width}"
+            raise ExchangeError(f"tensor '{tensor}' has shape {shape}; allowed: {form}")
         return
     if agreed is None:
         raise ExchangeError(f"tensor '{tensor}' was not agreed on: it did not come down in this task")

@@ -166,10 +166,8 @@ class MethodRecipe(Recipe):
         check_form(site_settings.lora.mean, self.controller.config.aggregation)
 
         # 4. The job, with the guard at every site.
-        job, tasks = (
-            _Job(self.contract, name=name or method, min_clients=common["min_sites"]),
-            list(self.contract.task_names),
-        )
+        job = _Job(self.contract, name=name or method, min_clients=common["min_sites"])
+        tasks = list(self.contract.task_names)
         job.set_app_packages(["fedtar_flare"])  # the sites have the package installed; its code is not put in the job
         job.to_server(self.controller)
         job.to_clients(self.executor, tasks=tasks)

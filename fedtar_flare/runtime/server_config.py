@@ -33,9 +33,7 @@ class ServerConfig(Settings):
     handshake_time_limit: int = Field(
         7200, ge=0, description="the same for the handshake, in which data is prepared; late sites join a round later"
     )
-    evaluate_every: int = Field(
-        1, ge=1, description="rounds between scorings of test patients, who are also scored at the start and the end"
-    )
+    evaluate_every: int = Field(1, ge=1, description="rounds between scorings of test patients, besides start and end")
     rounds_per_period: int = Field(
         0, ge=0, le=MAX_ROUNDS, description="simulation: rounds until the next time step's visits come; 0: all there"
     )

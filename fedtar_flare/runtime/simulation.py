@@ -135,11 +135,8 @@ def _interruptible(folder: Path) -> Iterator[None]:
     finally:
         signal.signal(signal.SIGINT, before)
     if interrupts:
-        rounds = (
-            sum(isinstance(event, Validation) for event in read_events(folder))
-            if (folder / ROUNDS_FILE).is_file()
-            else 0
-        )
+        events = read_events(folder) if (folder / ROUNDS_FILE).is_file() else []
+        rounds = sum(isinstance(event, Validation) for event in events)
         kept = f"its record is kept in {folder}" if rounds else "nothing of it is kept"
         raise KeyboardInterrupt(f" after {rounds} whole rounds; {kept}. The same command begins anew")
 

@@ -139,10 +139,8 @@ def _plan_patient(
         result.remove += [(file, about) for name, about in kinds.items() for file in sorted(folder.glob(name))]
         run, state = folder.parent.name, SiteState(folder.parents[1], folder.parent.name, folder.name)
         if before := state.first_round(patient, config.policy.min_patients):
-            learnt = (
-                f"what run {run} learnt, and a digest of the id; to have it made again, exclude the patient and tell"
-            )
-            result.stays.append(f"{learnt} the lead: fedtar forget JOB --before {before}. Then purge --run {run}")
+            learnt = f"what run {run} learnt, and a digest of the id; to have it made again, exclude the patient and"
+            result.stays.append(f"{learnt} tell the lead: fedtar forget JOB --before {before}. Then purge --run {run}")
     result.remove += [(file, "labels of reports, by digest") for file in sorted(prepared.glob("labels-*.json"))]
     result.stays += [
         "images and reports, the hospital's own, and drafts and readers' answers elsewhere: nothing here deletes those",

@@ -138,9 +138,7 @@ class SiteConfig(Settings):
         None, description="folder of the site's state; default: KIT.fedtar_state beside the kit (simulator: the cache)"
     )
     device: str = Field("auto", description="where the site computes: auto, cpu, cuda or cuda:<i>")
-    precision: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="number format of the computation: auto, float32 or bfloat16"
-    )
+    precision: Literal["auto", "float32", "bfloat16"] = Field("auto", description="number format of the computation")
     lora_rank: int | None = Field(
         None,
         ge=1,
@@ -151,9 +149,7 @@ class SiteConfig(Settings):
     labeler: Path | None = Field(
         None, description="folder of 'fedtar labeler import' (CheXbert, RadBERT), by which scores then leave too"
     )
-    scores: tuple[str, ...] = Field(
-        (), description="scores of other packages, by name, that are computed here too and leave; default: none"
-    )
+    scores: tuple[str, ...] = Field((), description="scores of other packages, by name, that are computed and leave")
     exclude: Path | None = Field(None, description="text file of ids, one a line, of patients who withdrew")
     canaries: int = Field(
         0, ge=0, le=16, description="made-up patients to train on too, for a trial: an audit tells what is remembered"
@@ -161,9 +157,7 @@ class SiteConfig(Settings):
     retention_days: int | None = Field(
         None, ge=1, description="days after which unused state of runs and folders of jobs are deleted; default: never"
     )
-    limits: Limits = Field(
-        default_factory=Limits, strict=False, description="the largest study, and the longest time for it"
-    )
+    limits: Limits = Field(default_factory=Limits, strict=False, description="the largest study, and the longest time")
     policy: Bounds = Field(
         default_factory=Bounds,
         strict=False,
@@ -179,9 +173,7 @@ class SiteConfig(Settings):
         "site or a synthetic cohort, else nothing",
     )
     origin: Path | None = Field(None, description="which file this was read from")
-    simulated: bool = Field(
-        False, description="whether the site is simulated: its key is derived, so that its patients' splits repeat"
-    )
+    simulated: bool = Field(False, description="simulation: the key is derived, so that patients' splits repeat")
 
     @property
     def without_patients(self) -> bool:

@@ -94,9 +94,7 @@ class SiteState:
         disk = next(folder for folder in (self.folder, *self.folder.absolute().parents) if folder.is_dir())
         size, free = sum(map(attrgetter("nbytes"), tensors.values())) + RESERVE, shutil.disk_usage(disk).free
         if free < size:
-            text = (
-                f"{self.folder}: {free / 1e6:.0f} MB are free; {size / 1e6:.0f} MB are needed, with room for the audit"
-            )
+            text = f"{self.folder}: {free / 1e6:.0f} MB are free; {size / 1e6:.0f} MB are needed, the audit's included"
             text += ". Free the disk ('fedtar site purge --cache')"
             raise DataError(text, reason="disk-full", public=DISK_FULL)
         write_tensors(self.folder / f"{name}.safetensors", tensors, info)

@@ -107,18 +107,12 @@ class FedKEIConfig(Settings):
     base: tuple[str, ...] | None = Field(
         None, description="labels of the negatives from the start; 'none': without a label, the default for own tasks"
     )
-    order: Order = Field(
-        "synchronous", description="of the tasks at a site: as listed, 'reversed', or 'shuffled' by seed and site"
-    )
+    order: Order = Field("synchronous", description="of a site's tasks: as listed, or reversed or shuffled by its seed")
     labeler: RuleLabels | Literal["none"] = Field(
         "none", description="rules that read labels from reports where a source has none; 'none': leave images out"
     )
-    rand_baseline: bool = Field(
-        False, description="each site also tunes from the common start, for comparison: twice the work"
-    )
-    clusters: int = Field(
-        3, ge=1, description="K of adapters and of heads; fewer where the pool has fewer distinct modules"
-    )
+    rand_baseline: bool = Field(False, description="each site also tunes from the common start, at twice the work")
+    clusters: int = Field(3, ge=1, description="K of adapters and of heads; fewer if fewer modules are distinct")
     eta_out: float = Field(0.05, ge=0, description="step size of the outer step (Eq. 8); 0: none, as in Variant B")
     min_cluster_sites: int = Field(
         1, ge=1, description="sites that a cluster must stem from, smaller ones merge; production: at least 2"

@@ -26,9 +26,7 @@ class FedMRGConfig(Settings):
     mix: float = Field(
         0.5, ge=0, le=1, description="mu of Eq. 6, at inference: 1 the generic adapter alone, 0 the specialised in full"
     )
-    specialised: bool = Field(
-        True, description="train the specialised adapter; False: one generic adapter, without distillation"
-    )
+    specialised: bool = Field(True, description="train the specialised adapter; False: only a generic one")
     l2g_weight: float = Field(0.5, ge=0, description="weight of distilling specialised into generic (Eq. 4)")
     g2l_weight: float = Field(0.5, ge=0, description="weight of distilling generic into specialised (Eq. 5)")
     distillation: Literal["states", "logits"] = Field(
@@ -36,9 +34,7 @@ class FedMRGConfig(Settings):
     )
     contrast_weight: float = Field(0.1, ge=0, description="weight of the contrast of images (Eq. 3); 0 leaves it out")
     temperature: float = Field(0.07, gt=0, description="tau of the contrast")
-    bank_rows: int = Field(
-        16, ge=0, le=MOST_ROWS, description="rows that a site may add to the feature bank in a round; 0: no bank"
-    )
+    bank_rows: int = Field(16, ge=0, le=MOST_ROWS, description="rows for the bank from a site in a round; 0: none")
     bank_group: int = Field(
         1, ge=1, description="patients behind a row (paper: 1); at a real site a multiple of its cell, at least 5"
     )

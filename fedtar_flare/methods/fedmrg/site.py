@@ -63,9 +63,8 @@ class FedMRGSite(PooledSite):
             # the second half repeats the pass: where memory runs out in it, the first half's update would stay
             raise ConfigError("training.gradient_checkpointing: not with FedMRG; training.micro_batch saves memory too")
         if model.decoder_name is None and config.prompts == "paper":
-            require_positions(
-                len(labeler(config.labeler).findings), model.max_length, model.decoder_config["n_positions"]
-            )
+            findings = len(labeler(config.labeler).findings)
+            require_positions(findings, model.max_length, model.decoder_config["n_positions"])
 
     def extend(self, model: ReportGenerator) -> None:
         extend(model, self.settings.fedmrg.extension(self.settings.model.slices, self.seed))

@@ -18,9 +18,7 @@ class PatientConfig(Settings):
     enabled: bool = Field(True, description="False: the shared adapter alone (an ablation)")
     lr: float = Field(2e-3, gt=0, description="AdamW learning rate of the patient part")
     scale: float = Field(1.0, gt=0, description="s_p of Eq. 4; the paper's preset has alpha / rank")
-    mixture: bool = Field(
-        True, description="False: phi is made of the profile itself, in place of q (the paper's ablation without GMM)"
-    )
+    mixture: bool = Field(True, description="False: phi is made of the profile in place of q (the paper's ablation)")
     components: int = Field(16, ge=1, description="components of the Gaussian mixture, and length of q")
     patients_per_component: int = Field(
         10, ge=1, description="training patients for each of the components that a site fits; 1 in the paper's preset"
@@ -36,12 +34,8 @@ class PatientConfig(Settings):
     dropout: float = Field(
         0.0, ge=0, lt=1, description="share of an update's visits that are trained without their patients' adapters"
     )
-    constant_q: bool = Field(
-        False, description="take the same q for every patient: an ablation that shows what telling them apart is worth"
-    )
-    profile: tuple[str, ...] = Field(
-        PROFILES[1], description="fields of the profile; the paper's preset has a hash of the patient's id too"
-    )
+    constant_q: bool = Field(False, description="ablation: the same q for every patient, so that none is told apart")
+    profile: tuple[str, ...] = Field(PROFILES[1], description="fields of the profile; the paper adds a hash of the id")
 
     def validation_errors(self) -> Iterator[tuple[str, str]]:
         if self.profile not in PROFILES:
@@ -66,9 +60,7 @@ class AlphaConfig(Settings):
         "learnt: 'uniform', 1/T (the paper's ablation without temporal weighting), and 'given', those of alphas",
     )
     alphas: tuple[float, ...] = Field((), description="for 'given': alpha_1 to alpha_T, each from 0 to 1")
-    initial_alpha: float = Field(
-        0.7, gt=0, lt=1, description="start of every alpha_t under sigmoid; under softmax they start near 1/T"
-    )
+    initial_alpha: float = Field(0.7, gt=0, lt=1, description="start of each alpha_t (sigmoid); softmax: near 1/T")
     eta: float = Field(1e-2, gt=0, description="rate of the outer step, AdamW's")
     eta_schedule: Literal["constant", "inverse_sqrt"] = Field(
         "constant", description="of eta over rounds: 'inverse_sqrt' is eta / sqrt(r), as the paper's analysis has it"
