@@ -166,11 +166,7 @@ class SiteModel:
         return nullcontext()
 
     def report_losses(
-        self,
-        samples: Sequence[Sample],
-        images: ImageBatch,
-        personal: bool = True,
-        prompts: Tensor | None = None,
+        self, samples: Sequence[Sample], images: ImageBatch, personal: bool = True, prompts: Tensor | None = None
     ) -> Tensor:
         """Mean token loss of each report, (B,), float32; ``prompts`` (B, D, E) take the place of the head's."""
         input_ids, labels = self.tokenizer.batch([sample.visit.report for sample in samples])

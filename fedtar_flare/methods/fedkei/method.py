@@ -13,7 +13,7 @@ from fedtar_flare.methods.fedkei.site import FedKEISite
 from fedtar_flare.registry import Method
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "small": {"model": {"slices": 8}, "data": {"synthetic_patients": 64}, "fedkei": {"rand_baseline": True}},
+    "small": {"model": {"slices": 8}, "data": {"synthetic_patients": 64}, "fedkei": {"rand_baseline": True}}
 }
 """A few minutes on two cores; each start is compared with the common one."""
 

@@ -39,8 +39,7 @@ class FedMRGConfig(Settings):
         1, ge=1, description="patients behind a row (paper: 1); at a real site a multiple of its cell, at least 5"
     )
     labeler: LabelerName = Field(
-        "synthetic",
-        description="what reads the findings of a report, at all sites; 'none': neither prompts nor L_CE",
+        "synthetic", description="what reads the findings of a report, at all sites; 'none': neither prompts nor L_CE"
     )
     prompts: Prompts = Field(
         "paper",
@@ -49,8 +48,7 @@ class FedMRGConfig(Settings):
         "predicted by a query for each finding; 'none': the decoder reads none, and the encoder still learns (L_CE)",
     )
     head_weights: Literal["small"] | None = Field(
-        None,
-        description="'small': the branch that was warm-started with the preset small, for prompts 'memory'",
+        None, description="'small': the branch that was warm-started with the preset small, for prompts 'memory'"
     )
     backbone: Backbone = Field(
         "whole", description="of the encoder, its pooling and its map: trained and exchanged whole, by LoRA, or frozen"

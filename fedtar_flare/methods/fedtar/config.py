@@ -25,8 +25,7 @@ class PatientConfig(Settings):
     )
     time_conditioned: bool = Field(True, description="add a learned embedding of the time step to phi")
     common_start: bool = Field(
-        True,
-        description="phi of all patients starts near one random vector; in the paper's preset b_proj starts at 0",
+        True, description="phi of all patients starts near one random vector; in the paper's preset b_proj starts at 0"
     )
     local_adapter: bool = Field(
         False, description="write with the shared adapter as this site last trained it; the paper's: the server's"
@@ -81,8 +80,7 @@ class TemporalConfig(Settings):
     """The visits that a time step learns from, and what it moves."""
 
     replay: Literal["none", "seen"] = Field(
-        "none",
-        description="which visits a step trains on: 'none': its own (the paper), 'seen': of every step so far",
+        "none", description="which visits a step trains on: 'none': its own (the paper), 'seen': of every step so far"
     )
     personal: Literal["whole", "alpha"] = Field(
         "whole",
