@@ -202,11 +202,9 @@ def audit_model(
             bits = [exposure(part, canary, personal) for canary in planted]
             result |= {"exposures": bits, "exposure": fmean(bits) / BITS}
         if planted and writes:
-            texts = (
-                _losses_and_drafts(part, planted, personal, writes)[1],
-                *(texts for _, texts in of_groups.values()),
-            )
-            drafts = "\n".join(clean(text) for group in texts for _, text in group)
+            _, texts = _losses_and_drafts(part, planted, personal, writes)
+            texts += (pair for _, pairs in of_groups.values() for pair in pairs)
+            drafts = "\n".join(clean(text) for _, text in texts)
             result["written"] = sum(clean(canary.visit.report) in drafts for canary in planted)
         results[name] = result
     about = {"site": site.name, "run_id": str(info["run_id"]), "round": int(info["round"])}
