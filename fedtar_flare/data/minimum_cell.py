@@ -39,8 +39,7 @@ def round_to_cell(count: int, least: int) -> int:
 def round_loss(loss: float, visits: int, least: int) -> float:
     """Round a mean loss to a multiple of the largest power of two up to ``|loss| / (2 sqrt(visits))``.
 
-    That is about its standard error, since losses of single visits vary by a third to a half of their mean: finer
-    digits describe these visits, not the model.
+    That is about its standard error, as losses of visits vary by a third to a half of their mean.
 
     >>> round_loss(1.23456, 14, 5), round_loss(1.23456, 140, 5), round_loss(1.23456, 14, 1)
     (1.25, 1.25, 1.23456)

@@ -6,8 +6,7 @@ findings lie in the same place of the same patient. For a finding with levels b 
     p(b, n, c) ~ p_before(b) p_now(n) a(c | b, n) exp(z_c),
 
 where a, a distribution over c, says which changes two levels allow, and z are the comparison's logits, 0 without an
-image of before. With z = 0 this is the baseline, two independent readings. A report of before fixes b where it states
-the level.
+image of before: the baseline, two independent readings. A report of before fixes b where it states the level.
 """
 
 from collections.abc import Callable, Sequence
@@ -354,8 +353,7 @@ class ComparisonBranch(nn.Module):
     def fix_untrained(self, seed: int) -> None:
         """Fix untrained prompts, which are 0, at random directions: a finding's, and smaller ones of level and change.
 
-        Decoders heed none near zero. A level's direction is the same for every finding, and that of absence is none. An
-        untrained row of the head begins at :data:`UNTRAINED`.
+        Decoders heed none near zero. A level's direction is the same for every finding; that of absence is none.
         """
         first, taught = self.head.bias[:, 0], self.head.weight.flatten(1).any(1)
         first.copy_(torch.where(taught, first, log(UNTRAINED / (1 - UNTRAINED) / (READ - 1))))

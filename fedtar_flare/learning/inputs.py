@@ -119,8 +119,7 @@ def writing_order(samples: Sequence[Sample]) -> list[list[int]]:
 class FrozenStages:
     """The encoder's first stages without any parameter that learns (``requires_grad``); each image passes through once.
 
-    Their outputs are held in memory, at most ``limit`` bytes. A study passes through them by itself, so that the result
-    does not depend on its batch, bit for bit.
+    Their outputs are held in memory, at most ``limit`` bytes. Each study passes alone: its batch changes no bit of it.
     """
 
     def __init__(self, generator: ReportGenerator, limit: int = STORED_BYTES):

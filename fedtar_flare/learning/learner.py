@@ -38,8 +38,7 @@ clock = time.monotonic
 class ReportLearner(SiteModel):
     """A :class:`SiteModel` that learns; by itself it is local training for FedAvg.
 
-    The hooks are what a method overrides; all have a default. :attr:`personal_optimizer` steps the personal parameters,
-    whose gradient norm is limited by itself.
+    A method overrides hooks. :attr:`personal_optimizer` steps the personal parameters, whose norm is limited by itself.
 
     Parameters
     ----------

@@ -3,8 +3,7 @@
 It is no upper bound of a federation: the model knows neither patient nor hospital, and averages their ways of writing.
 
 Only the first site by name trains, on the union of all sites' training patients, each in the split that its own site
-gave it, and makes as many local updates as a site does in all R * T exchanges. Every site scores its own test patients,
-so that the scores compare with those of the other methods.
+gave it, and makes as many local updates as a site does in all R * T exchanges. Every site scores its own test patients.
 """
 
 from dataclasses import replace

@@ -1,8 +1,7 @@
 """DRFA: FedAvg with mixing weights that rise for the sites with the largest loss, for the sake of the worst of them.
 
 Deng, Kamani and Mahdavi, "Distributionally Robust Federated Averaging" (NeurIPS 2020), Algorithm 1: minimise over w the
-maximum over lambda in the simplex of ``sum_i lambda_i f_i(w)``. Adapted to R rounds of T exchanges that all sites
-answer:
+maximum over lambda in the simplex of ``sum_i lambda_i f_i(w)``. Adapted to R rounds of T exchanges:
 
 - The paper draws sites with probabilities lambda and averages them evenly. Here every site answers and counts by
   lambda_i, which is the expectation of that draw. Where sites are absent, lambda is rescaled over those that answered.

@@ -1,8 +1,7 @@
 """FedAvg: the sites' visits of all time steps are pooled, and the mean update is added whole.
 
 McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data" (AISTATS 2017), Algorithm
-1, on the shared low-rank adapter: ``w <- w + sum_k (n_k / N) (w_k - w)``. A round has T exchanges, so that R rounds
-cost as many exchanges and local updates as FedTAR's.
+1, on the shared low-rank adapter: ``w <- w + sum_k (n_k / N) (w_k - w)``. A round has T exchanges, as FedTAR's has.
 """
 
 from collections.abc import Collection, Sequence

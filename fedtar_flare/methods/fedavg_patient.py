@@ -1,9 +1,8 @@
 """FedAvg with FedTAR's patient-adaptive part: the visits of all time steps are pooled, alpha is 1.
 
 The shared adapter is averaged as in :mod:`fedtar_flare.methods.fedavg`; each site trains its patient part (FedTAR,
-Eq. 2 to 4) beside it, which stays at the site. FedTAR's aggregation over time (Eq. 7 and 8) is missing, so that the
-difference between the two methods is the effect of that aggregation. With ``patient.time_conditioned=False`` nothing
-depends on time.
+Eq. 2 to 4) beside it, which stays at the site. FedTAR's aggregation over time (Eq. 7 and 8) is missing, and is thus
+what the two methods differ in. With ``patient.time_conditioned=False`` nothing depends on time.
 """
 
 from fedtar_flare.methods.fedavg import METHOD as FEDAVG

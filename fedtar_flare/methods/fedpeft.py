@@ -1,7 +1,6 @@
 """FedAvg of other parts of the model than LoRA: the rivals of FedMRG's paper that differ in what is exchanged.
 
-All are FedAvg (:mod:`fedtar_flare.methods.fedavg`) with as many exchanges and local updates; ``peft.kind`` says what
-is trained and averaged:
+All are FedAvg with as many exchanges and local updates; ``peft.kind`` says what is trained and averaged:
 
 ===========  ========================================================================================================
 ``adalora``  Fed-AdaLoRA: a singular value decomposition B diag(E) A for each targeted layer. PEFT prunes E by

@@ -1,8 +1,7 @@
 """FedProx: FedAvg with a proximal term in the local loss.
 
 Li et al., "Federated Optimization in Heterogeneous Networks" (MLSys 2020), Eq. 2: each site minimises
-``F_k(w) + mu / 2 ||w - w^t||^2``, with w^t the weights that the server sent; so ``mu (w - w^t)`` is added to the
-gradient of the shared adapter.
+``F_k(w) + mu / 2 ||w - w^t||^2``, with w^t the weights from the server: its gradient gains ``mu (w - w^t)``.
 """
 
 from collections.abc import Mapping

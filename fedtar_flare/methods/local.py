@@ -1,8 +1,7 @@
 """Local-only: every site trains its own adapter on its own visits, and no weight leaves it.
 
 It shows whether joining a federation pays: pooled visits and as many local updates. The common start comes with the
-handshake, or each site makes it from the seed; after that no weights travel. The server counts rounds and asks for
-scores.
+handshake, or each site makes it from the seed; then no weights travel. The server counts rounds and asks for scores.
 """
 
 from collections.abc import Mapping

@@ -29,8 +29,7 @@ class Outline:
 
     parameters: int  # number of values in all
     linear: Mapping[str, int]  # inputs plus outputs of each layer: LoRA of rank r adds r times as many values
-    # modules and parameters of the output layer and of all embeddings, under every name of a tied weight: their change
-    # reveals the words of a report, or the pixels of an image
+    # of the output layer and of all embeddings, under every name of a tied weight: they reveal words, or pixels
     barred: frozenset[str]
     tensors: Mapping[str, int]  # values of each parameter; of a tied weight under its first name, 0 under others
 

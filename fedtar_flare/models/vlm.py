@@ -2,8 +2,7 @@
 
 Model, processor and chat template are used as published. A report is the answer in a conversation: each earlier visit
 is a turn of its own, with its images, the days until now, and its report as the answer; the last turn has the present
-images and ``model.prompt``. The report's words are tokenized apart from the prompt, so that losses are of the report
-alone, and training and generation use the same prompt.
+images and ``model.prompt``. The report is tokenized apart from the prompt, which is the same in training and use.
 """
 
 from __future__ import annotations
@@ -38,8 +37,7 @@ TINY = str(ASSETS / "vlm-tiny")  # configuration and processor of a small Qwen2-
 
 
 class VisionLanguageGenerator(ReportGenerator):
-    """A vision-language model with the interface of a :class:`ReportGenerator`; prompts are words, as it has no
-    encoder.
+    """A vision-language model with the interface of a :class:`ReportGenerator`; its prompts are words.
 
     Where patient adapters act in vision layers, all samples must show equally many images (DataError).
     """

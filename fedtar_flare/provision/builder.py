@@ -23,8 +23,7 @@ class KitBuilder(Builder):
     The kits get the classes of this package's jobs on the allow-list (enforced), the server's storage inside its kit,
     the supervised process launcher, the site policy ``local/privacy.json`` with the guard, no log streaming from
     sites, and a policy under which no administrator reads a site's files or brings code; relays look at what they pass
-    on. :class:`ConfigError` for a setting that is not allowed, a method that is not installed, or a site that is not
-    the project's.
+    on. :class:`ConfigError` for a setting that is not allowed, or a method or site that is not there.
 
     Parameters
     ----------

@@ -1,7 +1,6 @@
 """FLARE's relay with a cell that looks at what it passes on; kits start it by ``python -m``.
 
-FLARE's own loads no component, and does not hold a message's sender to the neighbour that brought it: behind one relay
-a hospital could speak as the server to the others.
+FLARE's own loads no component and believes a message's sender: behind one, a hospital could speak as the server.
 """
 
 import runpy

@@ -193,8 +193,7 @@ class SpilledUpdates:
     def mean(self, shares: Mapping[str, float], factors: Mapping[str, float] | None = None) -> dict[str, torch.Tensor]:
         """Sum the updates by weight, ``sum_k c_k (w_k - w)`` (Eq. 6).
 
-        Of a tensor in ``by_rows`` the c_k of each row are those of the sites whose row is not zero, scaled to the sum
-        of all; a row that is zero at all sites stays zero.
+        Of a tensor in ``by_rows`` a row's c_k are those of the sites whose row is not zero, scaled to the sum of all.
 
         Parameters
         ----------

@@ -74,8 +74,7 @@ class CheckpointFolder:
 class RunCheckpoints:
     """Where a job writes its checkpoints, and those of the job that it resumes.
 
-    They go to the results, and to the server's kit by the job's id, where they stay: FLARE removes the run folder when
-    a job ends, and a killed server leaves no results to download.
+    They go to the results, and to the server's kit by the job's id, where they outlast FLARE's run folder and a crash.
 
     A job finds only checkpoints of jobs of its own submitter, and names no paths: whoever may submit must not read the
     server's files or another submitter's weights, nor learn which there are. In the simulator, which stores nothing by

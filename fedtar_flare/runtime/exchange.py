@@ -102,9 +102,8 @@ ReplyHandler = Callable[[str, Reply, Tensors], None]
 class Exchange:
     """Sends tasks and accounts for the answers; ``run`` is the controller, through which messages go.
 
-    With ``wait_seconds`` a training task goes on without its slow sites. It stays open for them, since FLARE's client
-    drops the answer to a closed one; they get no other task meanwhile, and :meth:`add_late_answers` adds what they
-    answer to a later round.
+    With ``wait_seconds`` a training task goes on without its slow sites, but stays open, since FLARE's client drops the
+    answer to a closed one. They get no other task until :meth:`add_late_answers` adds theirs to a later round.
     """
 
     def __init__(self, run: Any):

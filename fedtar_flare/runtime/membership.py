@@ -123,8 +123,7 @@ class Membership:
     ) -> Answers:
         """The handshake with some sites; members of a resumed run get a task of their own, as they must have its state.
 
-        ``source`` is the one site asked for its initial weights, into ``initial``; ``before``: the round that begins
-        next.
+        ``source`` is the one site asked for its weights, into ``initial``; ``before``: the round that begins next.
         """
         run, config, contract = self.run, self.run.config, self.run.wire_contract
 

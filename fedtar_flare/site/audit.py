@@ -1,8 +1,7 @@
 """The audit: what leaves a site, one JSON line for each message, in a file at the site.
 
 FLARE runs the job's filters after the site's own, so only the event ``AFTER_TASK_RESULT_FILTER`` shows the message that
-really leaves. A line holds names, shapes and norms, never a value of the data: the audit may be shown to anyone who
-asks.
+really leaves. A line holds names, shapes and norms, never a value of the data: the audit may be shown to anyone.
 
 The line is on the disk before the message leaves. Where it cannot be written, an error code without any content goes in
 the message's place. A line ends with ``prev``, the SHA-256 of the line before it (64 zeros in the first): a line that

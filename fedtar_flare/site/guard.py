@@ -1,8 +1,7 @@
 """The outbound guard: a FLARE result filter that lets nothing leave a site but what the method's contract declares.
 
 It runs after the executor, as a filter of the job or, better, of the site's own ``privacy.json``, where no job can
-switch it off. It replaces a message with anything undeclared by an error reply that names what was refused and carries
-nothing else.
+switch it off. It replaces a message with anything undeclared by an error reply that only names what was refused.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """IU X-Ray (OpenI, Indiana University): chest radiographs with reports in sections, one undated visit per patient.
 
 ``indiana_reports.csv`` and ``indiana_projections.csv``, images in ``images_normalized`` (in ``images`` or beside the
-tables); the first ``Frontal`` projection by file name counts. With ``views: all`` each image is a visit with the
-report, laterals too.
+tables); the first ``Frontal`` projection by file name counts, or with ``views: all`` each image, as a visit.
 
 Without dates nothing here is longitudinal. The option ``undated: single`` is required: it states that every patient has
 one visit, and all get the date 2000-01-01. Age and sex are unknown too.

@@ -5,8 +5,7 @@ PhysioNet's layout: ``files/p10/p10000032/s50414267/<dicom_id>.jpg`` and ``mimic
 dates per patient (into 2100 to 2200) but keeps their order and distances.
 
 Each study is one visit. Its image is a frontal radiograph: PA before AP, then the earliest, the largest, the first by
-name, so that the choice never varies; the study's first lateral one by name goes with it. With ``views: all`` each of
-its radiographs is a visit, laterals too.
+name; the study's first lateral one by name goes with it. With ``views: all`` each radiograph is a visit.
 """
 
 from collections import defaultdict

@@ -6,8 +6,7 @@
     ADAPT   alpha (inner epoch from alpha0, other batches); theta = C alpha; E epochs of SGD, AUC on the test split at
             e = 0..E
 
-ADAPT needs nothing of PROBE. Batches depend on the learner's seed, the task and the phase alone, so two plans that
-start from equal centres end at equal bits.
+ADAPT needs nothing of PROBE. Batches depend on seed, task and phase alone: from equal centres, plans end at equal bits.
 """
 
 import logging

@@ -1,8 +1,7 @@
 """Named sets of LoRA factors, made by PEFT and exchanged under PEFT's own tensor names.
 
 FedTAR, Eq. 4: ``W + s A B^T`` with ``s = alpha / rank``. A model may carry several sets; all but ``default`` have their
-name in their tensors' names (``...lora_A.generic.weight``), so that a guard can tell them apart. Parameters that a run
-names as extras travel whole.
+name in their tensors' names (``...lora_A.generic.weight``), by which a guard tells them apart. Extras travel whole.
 """
 
 from __future__ import annotations
