@@ -244,9 +244,7 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor], info: Mapping
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    data = {}
-    for name, value in tensors.items():
-        data[name] = value.detach().to("cpu").contiguous().clone()
+    data = {name: value.detach().to("cpu").contiguous().clone() for name, value in tensors.items()}
     with replacing(path) as temporary:
         try:
             save_file(data, temporary, metadata={"info": json.dumps(info, sort_keys=True)})
@@ -274,11 +272,7 @@ def read_tensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
 
 def without_prefix(tensors: Mapping[str, torch.Tensor], prefix: str) -> dict[str, torch.Tensor]:
     """Select tensors by the beginning of their names."""
-    chosen = {}
-    for name, value in tensors.items():
-        if name.startswith(prefix):
-            chosen[name.removeprefix(prefix)] = value
-    return chosen
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
 def checksum(tensors: Mapping[str, torch.Tensor]) -> str:

@@ -21,10 +21,7 @@ def enough(patients: Iterable[str], least: int) -> bool:
     >>> enough(["a", "a", "b"], 2), enough(["a", "a"], 2), enough([], 0)
     (True, False, False)
     """
-    count = 0
-    for patient in set(patients):
-        count += not patient.startswith(PLANTED)
-    return count >= max(1, least)
+    return sum(not patient.startswith(PLANTED) for patient in set(patients)) >= max(1, least)
 
 
 def round_to_cell(count: int, least: int) -> int:
@@ -89,8 +86,4 @@ def full_cells(members: Iterable[tuple[Key, str]], least: int) -> set[Key]:
     patients: dict[Key, set[str]] = defaultdict(set)
     for cell, patient in members:
         patients[cell].add(patient)
-    full = set()
-    for cell, ids in patients.items():
-        if enough(ids, least):
-            full.add(cell)
-    return full
+    return {cell for cell, ids in patients.items() if enough(ids, least)}

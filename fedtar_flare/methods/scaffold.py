@@ -127,11 +127,9 @@ class ScaffoldLearner(ReportLearner):
         self._sum, self._batches = {}, 0
         trained = super().train(*args, **kwargs)
         control = {name: value / self._batches for name, value in self._sum.items()}
-        update = dict(trained.update)
-        for name, value in control.items():
-            update[f"{PREFIX}{name}"] = value - self._c_i.get(name, torch.zeros_like(value))
+        change = {f"{PREFIX}{n}": value - self._c_i.get(n, torch.zeros_like(value)) for n, value in control.items()}
         self._c_i = control
-        return replace(trained, update=update)
+        return replace(trained, update={**trained.update, **change})
 
     def after_backward(self, start: Mapping[str, torch.Tensor]) -> None:
         """Clip, then ``grad += c - c_i``; a batch whose gradient is not finite is skipped and does not count in c_i."""

@@ -182,8 +182,7 @@ class Contract:
 
     def __post_init__(self) -> None:
         parts: list[tuple[str, Sequence[Any]]] = [("group", self.groups), ("task", self.tasks)]
-        for task in self.tasks:
-            parts.append((f"field of task '{task.name}'", task.fields))
+        parts += [(f"field of task '{task.name}'", task.fields) for task in self.tasks]
         names: dict[str, set[str]] = {}
         for kind, declared in parts:
             names[kind] = {item.name for item in declared}

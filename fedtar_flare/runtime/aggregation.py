@@ -50,9 +50,7 @@ def site_weights(counts: Mapping[str, int], weighting: Weighting = "samples") ->
         n = counts[site]
         weights[site] = 1.0 if weighting == "uniform" else 1.0 / n if weighting == "inverse" else float(n)
     total = math.fsum(weights.values())
-    for site in weights:
-        weights[site] /= total
-    return weights
+    return {site: weight / total for site, weight in weights.items()}
 
 
 def limited_shares(shares: Mapping[str, float], most: float) -> dict[str, float]:

@@ -346,7 +346,5 @@ def _position(header: TaskHeader) -> str:
 def _message(header: TaskHeader, weights: Tensors) -> FLModel:
     """A task for FLARE; weights go down in float32."""
     about: dict[str, Any] = {"current_round": header.round, "total_rounds": header.rounds, "meta": header.to_meta()}
-    params = {}
-    for name in sorted(weights):
-        params[name] = weights[name].float().contiguous()  # others cannot be sent
+    params = {name: weights[name].float().contiguous() for name in sorted(weights)}  # others cannot be sent
     return FLModel(params=params, params_type=ParamsType.FULL, **about) if params else FLModel(metrics={}, **about)

@@ -219,11 +219,7 @@ class Results:
         event = Evaluation.model_validate({"round": r, "sites": scores, "generic": generic})
         self.record.write(event)
         for t in ahead:
-            scored = {}
-            for site, of_site in event.sites.items():
-                if of_site.steps.get(t, {}).get("n"):
-                    scored[site] = of_site.steps[t]
-            if scored:
+            if scored := {name: of.steps[t] for name, of in event.sites.items() if of.steps.get(t, {}).get("n")}:
                 self._ahead[t] = self._ahead.get(t, {}) | scored
                 self.record.write(Ahead(round=r, periods=self._ahead))
         for site, of_site in event.sites.items():

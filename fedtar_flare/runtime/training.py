@@ -123,11 +123,8 @@ class TrainingStep:
 
 def scaled(tensors: Tensors, names: Iterable[str], factor: float) -> dict[str, torch.Tensor]:
     """The tensors, those of ``names`` times a factor."""
-    result = dict(tensors)
-    for name in names if factor != 1 else ():
-        if name in tensors:
-            result[name] = tensors[name] * factor
-    return result
+    chosen = set(names) if factor != 1 else set()
+    return {name: value * factor if name in chosen else value for name, value in tensors.items()}
 
 
 # ---------------------------------------------------------------------- the mean of LoRA adapters

@@ -118,9 +118,7 @@ def default_bounds(*, simulated: bool, synthetic: bool) -> dict[str, Any]:
         differs = dict.fromkeys(("min_patients", "min_local_steps", "min_batch_size"), 1)
         differs |= {"min_gradient_scale": 0.0, "min_learning_rate": 0.0, "max_learning_rate": None}
     if simulated:
-        for name in Bounds.model_fields:
-            if name.startswith("max_"):
-                differs[name] = None
+        differs |= {name: None for name in Bounds.model_fields if name.startswith("max_")}
         differs |= {"transforms": tuple(LISTED), "models_from": "anywhere"}
     return differs
 
