@@ -25,10 +25,16 @@ def provisioned(repository, folder, sites=None, more=()):
         content["participants"] = [*others, *({"name": name, "type": "client", "org": "hub"} for name in sites)]
     content["participants"] = [*content["participants"], *more]
     (folder / "project.yml").write_text(yaml.safe_dump(content))
+    kits = make_kits(content, folder)
+    return SimpleNamespace(project=folder / "project.yml", of=kits, root=kits / "localhost" / "startup" / "rootCA.pem")
+
+
+def make_kits(content, folder):
+    """The first kits of a project in a folder, made in this process as ``nvflare provision`` makes them."""
+    folder.mkdir(parents=True, exist_ok=True)
     provisioner = Provisioner(str(folder), prepare_builders(content))
     assert not provisioner.provision(prepare_project(content)).get("build_error")
-    kits = folder / "fedtar_trial" / "prod_00"
-    return SimpleNamespace(project=folder / "project.yml", of=kits, root=kits / "localhost" / "startup" / "rootCA.pem")
+    return next(folder.glob("*/prod_00"))
 
 
 def whole(site_file):
