@@ -3,7 +3,6 @@
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -42,9 +41,9 @@ def prepared(kit, folder, runtime):
     (folder / "config.yml").write_text(yaml.safe_dump({"runtime": runtime} | RUNTIMES[runtime]))
     out = folder / kit.name
     tool = [BIN / "nvflare", "deploy", "prepare", kit, "--output", out, "--config", folder / "config.yml"]
-    for command in (tool, [sys.executable, "-m", "fedtar_flare.provision.kit", out]):
-        done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stdout + done.stderr
+    done = subprocess.run([*map(str, tool)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    kits.complete_kit(out)
     return out
 
 
