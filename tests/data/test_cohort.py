@@ -2,6 +2,7 @@
 
 import hashlib
 import hmac
+import logging
 from collections import Counter
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
@@ -15,6 +16,7 @@ from refused import refused
 from fedtar_flare.core.errors import ConfigError, DataError
 from fedtar_flare.data.cells import FRACTIONS, PRIORS, Timeline, keyed_unit, split_of
 from fedtar_flare.data.cohort import SPLITS, Cohort, Patient, Visit
+from fedtar_flare.data.sources.reading import Reading, log_left_out
 
 KEY = bytes(range(32))
 DAY = datetime(2020, 1, 1)
@@ -106,10 +108,9 @@ def test_unfit_timelines_are_refused():
             cohort(patients(2), **settings)
 
 
-def test_order_and_splits_do_not_depend_on_the_order_of_the_source():
+def test_splits_do_not_depend_on_the_order_of_the_source():
     one, other = cohort(patients()), cohort(patients()[::-1])
-    for split in SPLITS:
-        assert one.samples(split) == other.samples(split)
+    assert all(one.samples(split) == other.samples(split) for split in SPLITS)
     assert sum(map(sum, one.counts().values())) == 160
     assert sum(len({s.visit.patient_id for s in one.samples(split)}) for split in SPLITS) == 40, "one split each"
 
@@ -145,24 +146,13 @@ def test_prior_is_the_last_visit_at_an_earlier_moment_over_all_steps(half_days, 
         assert sample.days_since_prior == days and (days is None or days > 0)
 
 
-def test_parts_of_the_previous_visit():
-    report, image, both = {"report"}, {"image"}, {"report", "image"}
-    assert [Timeline(1, prior=p).prior_kinds for p in PRIORS] == [set(), report, image, both, report, both]
-    assert [p for p in PRIORS if Timeline(1, prior=p).prior_generated] == ["generated", "generated+image"]
-
-
 def test_leaving_out_counts_and_moves_nobody_to_another_split():
     made = cohort(patients(60), rejected={"no-date": 2})
-    less = made.leaving_out(
-        lambda v: "unreadable" if v.image.name == "0" else "excluded" if v.patient_id == "p3" else None
-    )
+    less = made.leaving_out(lambda v: {"0": "unreadable"}.get(v.image.name) or {"p3": "excluded"}.get(v.patient_id))
     assert less.rejected == {"no-date": 2, "unreadable": 60, "excluded": 3}
-    assert "p3" not in {p.patient_id for p in less.patients}
     for split in SPLITS:
         before = {s.visit.patient_id for s in made.samples(split)} - {"p3"}
         assert {s.visit.patient_id for s in less.samples(split)} == before
-    assert less.samples("train", 1) == []  # the first visits are gone, and the others keep their step
-    assert {s.visit.image.name for s in less.samples("train", 2)} == {"1"}
     with pytest.raises(DataError):
         made.leaving_out(lambda v: "excluded")
 
@@ -182,3 +172,65 @@ def test_a_visit_that_becomes_unreadable_moves_no_later_one():
     of_one_moment = cohort([Patient("p", None, tuple(visit(image=name) for name in "abc"))])
     less = of_one_moment.leaving_out(lambda v: "unreadable" if v.image.name == "b" else None)
     assert [s.time_step for s in less.samples(None)] == [1, 3]
+
+
+IMAGES = sorted(Path(__file__).parent.glob("test_*.py"))  # any files will do: none is opened
+EPOCHS = (datetime(1900, 1, 1), datetime(2020, 1, 1), datetime(2180, 6, 1))
+
+
+def studies_of(*columns):
+    drawn = st.tuples(*map(st.sampled_from, columns), st.sampled_from([None, 40.0, 50.0]))
+    return st.lists(drawn, min_size=1, max_size=12)
+
+
+REPORTS = ["Clear.", "Effusion, left.", "A nodule.", "1. Stable."]
+STUDIES = studies_of("abc", EPOCHS, range(4), [0, 6, 23], REPORTS, range(5))
+CROWDED = studies_of("ab", EPOCHS[:1], [0, 1], [0, 6], REPORTS[:2], range(5))  # many of the very same moment
+
+
+def read(studies, same_day="keep", rename=None, cleaning="none"):
+    reading = Reading("test", same_day=same_day, cleaning=cleaning)
+    for number, (patient, epoch, day, hour, report, image, age) in enumerate(studies):
+        patient = (rename or {}).get(patient, patient)
+        acquired = epoch + timedelta(days=day, hours=hour)
+        reading.add(Visit(patient, f"v{number}", acquired, IMAGES[image], report, "radiograph", age), None)
+    return reading.patients()
+
+
+def course(patients, rename=None):
+    return {
+        (rename or {}).get(p.patient_id, p.patient_id): [(v.acquired, v.image, v.report) for v in p.visits]
+        for p in patients
+    }
+
+
+@given(STUDIES | CROWDED, st.randoms(use_true_random=False), st.permutations("abc"), st.sampled_from(["keep", "merge"]))
+def test_order_does_not_hang_on_rows_or_identifiers(studies, random, names, same_day):
+    mixed, rename = random.sample(studies, len(studies)), dict(zip("abc", names, strict=True))
+    assert course(read(studies, same_day), rename) == course(read(mixed, same_day, rename))
+
+
+@given(STUDIES)
+def test_merging_leaves_one_visit_a_day_and_every_text(studies):
+    for kept, merged in zip(read(studies), read(studies, "merge"), strict=True):
+        days = [v.acquired.date() for v in merged.visits]
+        assert days == sorted(set(days)) == sorted({v.acquired.date() for v in kept.visits})
+        for visit in merged.visits:
+            same = [v for v in kept.visits if v.acquired.date() == visit.acquired.date()]
+            assert visit.report.split("\n") == list(dict.fromkeys(v.report for v in same))
+            assert (visit.image, visit.acquired, visit.visit_id) == (same[0].image, same[0].acquired, same[0].visit_id)
+            assert visit.age == next((v.age for v in same if v.age is not None), None)
+
+
+def test_a_report_that_cleaning_empties_is_left_out_by_reason():
+    reading = Reading("test", cleaning="r2gen-v1")
+    with refused("empty-report", "patient a, study s"):
+        reading.add(Visit("a", "s", EPOCHS[0], Path("i"), "... ___ .", "ct"), None)
+
+
+def test_studies_that_are_left_out_are_named_at_the_debug_level_only(tmp_path, caplog):
+    problems = [DataError(f"{tmp_path}/patient-17/2020-03-04: row {n}", reason="no-image") for n in range(3)]
+    caplog.set_level(logging.DEBUG)
+    log_left_out(problems)
+    (shown,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.INFO]
+    assert "no-image" in shown and "patient-1" not in shown and str(tmp_path) not in shown

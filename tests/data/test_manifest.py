@@ -1,6 +1,7 @@
 """A hospital's own table: what is understood, and what a bad row, column or option is told."""
 
 import csv
+from collections import Counter
 from datetime import datetime
 
 import numpy as np
@@ -10,16 +11,19 @@ from hypothesis import strategies as st
 from make_dicom import chest, slice_dataset
 from PIL import Image
 from refused import refused
-from tables import write_table
+from tables import cases, write_table
 
-from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError, DataError
+from fedtar_flare.curation.identifiers import find_identifiers
 from fedtar_flare.data.cells import SPLITS, Timeline, split_of
 from fedtar_flare.data.cohort import Cohort
+from fedtar_flare.data.report_text import SECTIONS, clean_report, sections_of, select_sections, with_headings
 from fedtar_flare.data.sources.fields import age_at, age_of, date_of, sex_of
 from fedtar_flare.data.sources.manifest import read_manifest, write_rows
 from fedtar_flare.data.sources.tables import open_table, rows_of
 
 HEAD = "patient_id,study_datetime,image,report,age,sex"
+CASES = cases(__file__, "manifest.yaml")
 GOOD = dict(zip(HEAD.split(","), ("ok", "2020-01-01", "a.png", "Clear.", "50", "F"), strict=True))
 
 
@@ -44,9 +48,8 @@ def reasons(reading):
 
 
 def test_patients_visits_and_their_order(table, folder):
-    path = table(
-        '2,2020-03-01,a.png,"Effusion, left.",54,M', "1,2020-01-01,b.png,Clear.,,", "2,2019-12-31,c.png,Clear.,53.5,M"
-    )
+    rows = '2,2020-03-01,a.png,"Effusion, left.",54,M', "1,2020-01-01,b.png,Clear.,,", "2,2019-12-31,c.png,Clear.,53,M"
+    path = table(*rows)
     for place in (path, folder):
         two, one = read_manifest(place).patients()
         assert [v.acquired for v in two.visits] == [datetime(2019, 12, 31), datetime(2020, 3, 1)]
@@ -100,9 +103,8 @@ def test_delimiters_byte_order_mark_blank_lines_and_blanks(table, delimiter):
 def test_reports_in_files_and_birth_dates(table, folder):
     (folder / "r.txt").write_text("\ufeffKlar. Größe unverändert.\n", encoding="utf-8")
     head = "patient_id,study_datetime,image,report_path,birth_date"
-    reading = read_manifest(
-        table("1,2020-06-30,a.png,r.txt,1950-06-30", "2,2020-06-30,a.png,r.txt,2021-01-01", head=head)
-    )
+    rows = "1,2020-06-30,a.png,r.txt,1950-06-30", "2,2020-06-30,a.png,r.txt,2021-01-01"
+    reading = read_manifest(table(*rows, head=head))
     (visit,) = reading.patients()[0].visits
     assert visit.report == "Klar. Größe unverändert." and visit.age == pytest.approx(70, abs=0.01)
     assert reasons(reading) == ["age-out-of-range"] and "birth_date" in str(reading.problems[0])
@@ -119,15 +121,7 @@ def test_report_files_that_cannot_be_used(table, folder):
             reading.patients()
 
 
-@pytest.mark.parametrize(
-    "column, value, reason",
-    [("image", "nowhere.png", "no-image"), ("image", "", "no-image"), ("report", " ", "empty-report"),
-     *[("report", text, "empty-report") for text in ("nan", "NULL", "N/A", "<NA>", "None")],
-     ("report", "<p>No effusion.</p>", "is-html"),
-     ("study_datetime", "", "no-date"), ("study_datetime", "01/02/2020", "bad-date"),
-     ("study_datetime", "2020-02-30", "bad-date"), ("age", "430", "age-out-of-range"),
-     ("patient_id", "", "no-patient-id")],
-)  # fmt: skip
+@pytest.mark.parametrize("column, value, reason", CASES["rows"])
 def test_a_bad_row_is_named_and_left_out(folder, column, value, reason):
     reading = read_manifest(write_table(folder / "m.csv", [GOOD, {**GOOD, "patient_id": "bad", column: value}]))
     assert [p.patient_id for p in reading.patients()] == ["ok"] and reading.rejected() == {reason: 1}
@@ -146,16 +140,7 @@ LAST = "patient_id,study_datetime,image,report"
 ROW = "{},2020-01-01,a.png,{}"
 
 
-@pytest.mark.parametrize(
-    "reports, bad",
-    [
-        (["Clear.", "No effusion, large mass"], [3]),
-        (["Clear.", '"Nodule 3" wide, no effusion, mass"'], [3]),
-        (["Clear.", '"He said \\"clear\\", and left."', "Nodule."], [3]),
-        (["Nodule seen.\nStable since.", "Clear."], [2, 3]),  # the first line alone would be a whole report
-        (["Clear.", "Nodule.\n\nStable, since 2019."], [3, 5]),
-    ],
-)
+@pytest.mark.parametrize("reports, bad", CASES["malformed"])
 def test_a_malformed_row_is_refused_with_its_number(table, reports, bad):
     path = table(*(ROW.format(i, text) for i, text in enumerate(reports)), head=LAST)
     with pytest.raises(ConfigError, match=rf"row {bad[0]}: "):  # a public collection's is as it was published, or not
@@ -210,21 +195,13 @@ def test_a_study_twice_and_two_people_under_one_id(folder, caplog):
 
 
 def test_wrong_columns_options_and_tables_are_named(folder, table):
-    for name, other in (
-        ("patient_id", "patientid"),
-        ("image", "Image"),
-        ("study_datetime", "when"),
-        ("report", "words"),
-    ):
-        row = {other if column == name else column: value for column, value in GOOD.items()}
+    for name in ("patient_id", "image", "study_datetime", "report"):
+        row = {f"{column}s" if column == name else column: value for column, value in GOOD.items()}
         with pytest.raises(ConfigError, match=f"'{name}'"):
             read_manifest(write_table(folder / "m.csv", [row]))
     path = table("1,2020-01-01,a.png,x,50,F")
-    for option, value, nearest in (
-        ("modalty", "ct", "modality"), ("modality", "mr", "mr"), ("same_day", "merg", "merge"),
-        ("cleaning", "r2gen", "r2gen-v1"),
-    ):  # fmt: skip
-        with pytest.raises(ConfigError, match=f"'{nearest}'"):
+    for option, value in (("modality", "mr"), ("same_day", "merg"), ("cleaning", "r2gen")):
+        with pytest.raises(ConfigError, match=f"'{value}'"):
             read_manifest(path, {option: value})
     for file in (folder / "nowhere.csv", table("1,2020-01-01,a.png,Größe", encoding="latin-1")):
         with pytest.raises(ConfigError, match=file.name):
@@ -264,3 +241,77 @@ def test_ages_and_sexes():
     assert age_of("010D") == pytest.approx(10 / 365.2425)
     assert age_at("", datetime(2020, 1, 1)) is None and age_at("2020-01-01", datetime(2020, 1, 1)) == 0
     assert [sex_of(t) for t in ("F", "female", " m ", "MALE", "", "other", "W")] == ["F", "F", "M", "M", *[None] * 3]
+
+
+TEXTS = cases(__file__, "texts.yaml")
+
+
+@pytest.mark.parametrize("kind, marked", [(kind, one) for kind, texts in TEXTS["identifiers"].items() for one in texts])
+def test_identifiers(kind, marked):
+    text = marked.replace("[", "").replace("]", "")
+    assert find_identifiers(text) == [(kind, (marked.index("["), marked.index("]") - 1))]
+
+
+@pytest.mark.parametrize("text", TEXTS["harmless"])
+def test_harmless_passages(text):
+    assert find_identifiers(text) == []
+
+
+@given(st.text(st.sampled_from("Dr. Smith 12.03.2019 +49@a-/()"), max_size=80))
+def test_passages_are_in_order_and_do_not_overlap(text):
+    edges = [edge for _, (start, end) in find_identifiers(text) for edge in (start, end) if start < end]
+    assert edges == sorted(edges) and all(0 <= edge <= len(text) for edge in edges)
+
+
+@pytest.mark.shared_data
+def test_false_alarms_on_real_reports(shared_data):
+    """800 reports of CT-RATE: all 244 hits are dates of earlier examinations (read one by one); no other alarm."""
+    for name, column, dates, texts in (
+        ("ctrate_reports/train.csv", "report_text", 244, 173), ("covid_chestxray/metadata.csv", "clinical_notes", 9, 9),
+    ):  # fmt: skip
+        with (shared_data / name).open(encoding="utf-8", errors="replace") as file:
+            hits = [find_identifiers(row[column]) for row in csv.DictReader(file)]
+        assert Counter(kind for of_text in hits for kind, _ in of_text) == {"date": dates}
+        assert sum(map(bool, hits)) == texts
+
+
+@pytest.mark.parametrize("text, expected", TEXTS["headings"])
+def test_headings_and_texts_without(text, expected):
+    assert sections_of(text) == expected
+
+
+def test_sections_come_in_the_order_asked_for_and_missing_ones_are_skipped():
+    text = "FINDINGS: Clear.\nIMPRESSION: Normal."
+    assert select_sections(text, ("impression", "comparison", "findings")) == "Normal.\nClear."
+    assert select_sections(text, ()) == text
+    with refused("no-section", "no section technique"):
+        select_sections(text, ("technique",))
+    with pytest.raises(DataError, match="no headings at all"):
+        select_sections("Clear.", ("findings",))
+
+
+WORDS = st.lists(st.sampled_from(["clear", "No effusion.", "nodule 3 mm", "(stable)", "in comparison"]), min_size=1)
+
+
+@given(st.dictionaries(st.sampled_from(SECTIONS), WORDS, min_size=1))
+def test_sections_are_read_back_from_headings(parts):
+    texts = {name: " ".join(words) for name, words in parts.items()}
+    assert sections_of(with_headings(list(texts.items()))) == texts
+
+
+DRAWN = st.text(st.sampled_from("aB1234 ._,;:-/\"'()[]@\n"), max_size=60)
+
+
+@pytest.mark.parametrize("text, cleaned", TEXTS["r2gen"])
+def test_r2gen_by_hand(text, cleaned):
+    assert clean_report(text, "r2gen-v1").split() == cleaned.split()
+
+
+@given(DRAWN)
+def test_characters_after_cleaning(text):
+    cleaned = clean_report(text, "r2gen-v1")
+    assert clean_report(text) == text, "by default as stored"
+    assert cleaned == cleaned.lower() and "\n" not in cleaned and "  " not in cleaned
+    words = [token for token in cleaned.split() if token != "."]  # a full stop stands alone, as in R2Gen
+    assert not set("".join(words)) & set('.,;:/"()[]@_')
+    assert cleaned.endswith(".")
