@@ -1,10 +1,11 @@
-"""Examples: which are chosen and in which order, their marks, and that only synthetic ones reach the run's page."""
+"""A site's own pages: examples (only synthetic ones reach the run's page), and what changes over periods."""
 
 import base64
 import re
 from dataclasses import replace
 from datetime import datetime
 from io import BytesIO
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree
@@ -18,18 +19,25 @@ from make_dicom import chest, put, write_series
 from PIL import Image
 from recorded_runs import write_run
 from scipy import stats
+from scipy.stats import permutation_test
 
 from fedtar_flare.core.errors import FedTARError
-from fedtar_flare.data.cohort import Sample, Visit
+from fedtar_flare.data.cells import Timeline
+from fedtar_flare.data.cohort import Cohort, Patient, Sample, Visit
 from fedtar_flare.imaging.batch import PriorBatch, collate
 from fedtar_flare.imaging.cache import Prepared
 from fedtar_flare.learning.evaluation import Evaluated, report_rows
 from fedtar_flare.learning.findings import ReadFinding
+from fedtar_flare.metrics import drift
 from fedtar_flare.metrics.significance import against_others, mean_score
 from fedtar_flare.reporting import examples as module
 from fedtar_flare.reporting.examples import EXAMPLES_FILE, Example, SiteExamples, examples_page, write_examples
 from fedtar_flare.reporting.groups import scores_by_group
 from fedtar_flare.reporting.page import write_report
+from fedtar_flare.reporting.periods import write_periods
+from fedtar_flare.synthetic.build import report_of
+from fedtar_flare.synthetic.course import CohortOptions, plan_patient, stream, wording_share
+from fedtar_flare.synthetic.phantom import draw_anatomy, render, site_scanner
 
 REFERENCE = "There is a moderate right pleural effusion, increased. There is a small left nodule. The heart is normal."
 DRAFT = "There is a small right pleural effusion, increased. There is a cavity. The heart is normal."
@@ -103,36 +111,17 @@ def test_the_first_patients_are_chosen_visit_by_visit_whatever_was_written():
     assert not re.search("zoe|adam|2020", page)
 
 
-@pytest.mark.parametrize(
-    ("modality", "size", "count"), [("ct", (9, 3, 64, 64), 3), ("radiograph", (1, 3, 400, 300), 1)]
-)
-def test_pictures_are_small_parts_of_the_prepared_image_and_say_which(modality, size, count):
-    visits = [*[("p", str(i)) for i in range(module.VISITS)], ("q", "x"), ("r", "x")]
-    found, images = scored(*visits, modality=modality, size=size)
-    examples = module.examples_of(found, Model(images))
-    assert {len(e.pictures) for e in examples} == {count}
-    assert examples[0].caption == ("slices 3, 5, 7 of 9, from feet to head, lung window" if count == 3 else "")
-    assert all(len(picture) < module.PIXELS * 1.5 / count for e in examples for picture in e.pictures)
-    page = examples_page(SiteExamples("s", 1, False, modality, examples))
-    shown = [e.get("src") for e in ElementTree.fromstring(page).iter("img")]
-    assert shown == [picture for e in examples for picture in e.pictures] and "img-src data:" in page
-    many = [SiteExamples("s", 1, True, modality, examples)] * 100
-    assert "<img" not in module.render_examples(many, headed=True)
-
-
 def read(change, slices=(1, 2), side="right"):
     return ReadFinding("effusion", side, "small", change, {"presence": 0.9, "degree": 0.8, "change": 0.76}, slices)
 
 
-@pytest.mark.parametrize("colour", [False, True])
-def test_a_claim_of_change_is_shown_with_the_key_slices_of_both_visits(tmp_path, colour):
+def test_a_claim_of_change_is_shown_with_the_key_slices_of_both_visits(tmp_path):
     """And of this visit alone where no image before was shown; what is unchanged, uncertain or unknown claims none."""
-    found, images = scored(("p", "one"), ("p", "two"), modality="photograph" if colour else "ct")
+    found, images = scored(("p", "one"), ("p", "two"))
     first, second = found.samples
     found.samples[1] = replace(second, prior=first.visit)
-    images = [
-        Prepared(np.stack([np.full((3, 64, 64), 10 * v + k, np.uint8) for k in range(9)]), np.zeros(9)) for v in (1, 5)
-    ]
+    stacks = (np.stack([np.full((3, 64, 64), 10 * v + k, np.uint8) for k in range(9)]) for v in (1, 5))
+    images = [Prepared(stack, np.zeros(9)) for stack in stacks]
     claims = (read("increased"), read("resolved", (4, None), side=None))
     model = Model(images, (*claims, read("unchanged"), read("uncertain"), read(None)))
     examples = module.examples_of(found, model)
@@ -146,10 +135,8 @@ def test_a_claim_of_change_is_shown_with_the_key_slices_of_both_visits(tmp_path,
 
     assert [*map(shade, both), *map(shade, alone)] == [52, 11, 14]
     site = replace(SITE, examples=examples)
-    page = ElementTree.fromstring(examples_page(site))
-    figures = [list(e) for box in page.iter("div") if box.get("class") == "changes" for e in box if e.tag == "figure"]
-    assert [[e.get("src") for e in figure if e.tag == "img"] for figure in figures] == [list(both), list(alone)]
-    assert [figure[-1].text for figure in figures] == [claim, other]
+    shown = [e.get("src") for e in ElementTree.fromstring(examples_page(site)).iter("img")]
+    assert {*both, *alone} <= {*shown}
     write_examples(tmp_path, site)
     assert module.read_examples(tmp_path / EXAMPLES_FILE) == site
 
@@ -178,11 +165,9 @@ def test_the_run_s_page_shows_synthetic_examples_and_no_others(tmp_path):
     assert "These are of round 2, the last to be scored; the scores are of round 3." in page
 
 
-def test_what_is_written_is_read_back_and_anything_else_refused(tmp_path):
-    examples = replace(SITE, examples=(ONE, replace(ONE, pictures=("data:image/png;base64,AA==",), caption="slice")))
-    page = write_examples(tmp_path, examples)
+def test_examples_are_the_owner_s_alone_and_anything_else_is_refused(tmp_path):
+    page = write_examples(tmp_path, SITE)
     assert {path.stat().st_mode & 0o777 for path in (page, tmp_path / EXAMPLES_FILE)} == {0o600}
-    assert module.read_examples(tmp_path / EXAMPLES_FILE) == examples
     (tmp_path / EXAMPLES_FILE).write_text("{}")
     with pytest.raises(FedTARError, match="no examples"):
         module.read_examples(tmp_path / EXAMPLES_FILE)
@@ -209,11 +194,85 @@ def test_a_group_whose_drafts_are_worse_is_warned_of_on_the_page(tmp_path):
     scores = scores_by_group(samples, rows, 5)
     behind = {(of.kind, of.group, of.score) for of in scores if of.behind}
     assert behind == {("sex", "men", score) for score in ("rouge_l", "ctrate_rules_f1")}
-    assert {f"{of.kind} {of.group}": of.patients for of in scores} == {
-        "scanner MAKER": 33, "scanner unknown": 9, "sex men": 20, "sex women": 20,
-        "age 40 to 59": 20, "age 60 to 79": 12, "age under 40": 10,
-    }  # fmt: skip
+    patients = {"scanner MAKER": 33, "scanner unknown": 9, "sex men": 20, "sex women": 20}
+    patients |= {"age 40 to 59": 20, "age 60 to 79": 12, "age under 40": 10}
+    assert {f"{of.kind} {of.group}": of.patients for of in scores} == patients
     assert {of.patients for of in scores_by_group(samples, rows, 2) if of.group == "unknown"} == {2, 9}
     page = examples_page(SiteExamples("s", 1, False, "ct", (), scores))
     assert "sex, men: ROUGE-L" in page and page.count("falls behind.") == 2
     assert "No group falls behind" in examples_page(SiteExamples("s", 1, False, "ct", (), scores[4:]))
+
+
+T = 4
+LINE = Timeline(T, "period", tuple(datetime(2019, month, 1) for month in (4, 7, 10)))
+SAID = {"template": "cause: wording", "scanner": "cause: images", "epidemic": "cause: prevalence", "none": "No score"}
+
+
+def hospital(change, seed=0, begins=T):
+    """A cohort that changes from a period on, its images (else noise), and drafts by who knows what was before."""
+    drawn, patients, images, drafts = change in ("scanner", "none"), [], {}, {}
+    options = CohortOptions(change=change, change_step=begins, change_group="everyone")
+    for number in range(24 if drawn else 72):  # so many, for a fall by one finding
+        one = plan_patient("site-1", 1, number, timeline=LINE, seed=seed, options=options)
+        anatomy, visits = draw_anatomy(stream(seed, number)), []
+        for visit in one.visits:
+            new = change == "scanner" and visit.time_step == T
+            sizes = {name: state.size for name, state in visit.findings.items()}
+            noise = stream(seed, number, visit.visit_id)
+            hu = render(anatomy, sizes, site_scanner(1 + new), noise) if drawn else noise.normal(0, 100, (2, 8, 8))
+            grey = np.clip((hu[:, None] + 1000) / 6, 0, 255).astype(np.uint8)
+            images[visit.visit_id] = Prepared(grey, np.zeros(len(hu)))
+            seen = {name: state for name, state in visit.findings.items() if not new and name != "cavity"}
+            drafts[visit.visit_id] = report_of(one, replace(visit, findings=seen), 0.0, 1, options)
+            report = report_of(one, visit, wording_share(options, visit.time_step, T), 1, options)
+            facts = {"findings": frozenset(sizes), "changes": frozenset()}
+            visits.append(Visit(one.patient_id, visit.visit_id, visit.acquired, Path("x"), report, "ct", **facts))
+        patients.append(Patient(one.patient_id, one.sex, tuple(visits)))
+    return Cohort("site-1", patients, key=bytes(16), timeline=LINE), images, drafts
+
+
+def written(folder, cohort, images, drafts, first=2):
+    """The page after each period."""
+    model = SimpleNamespace(cohort=cohort, prepared=lambda samples: [images[one.visit.visit_id] for one in samples])
+    for t in range(first, T + 1):
+        samples = cohort.samples(None, t)
+        texts = [drafts[sample.visit.visit_id] for sample in samples]
+        yield write_periods(folder, model, report_rows(samples, texts, [1.0] * len(texts), personal=True)).read_text()
+
+
+@pytest.mark.parametrize("change", SAID)
+def test_a_planted_change_raises_the_alarm_with_its_cause(tmp_path, change):
+    cohort, images, drafts = hospital(change)
+    first, second, last = written(tmp_path, cohort, images, drafts)
+    assert "first one that was scored" in first and "No score of period 3 fell" in second
+    assert ("Alarm" in last) is (change != "none") and SAID[change] in last
+    assert len(ElementTree.fromstring(last)) and not any(one.patient_id in last for one in cohort.patients)
+    assert {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {0o600}
+
+
+def test_a_change_that_lasts_is_still_named_next_time_and_neither_who_withdrew_counts_nor_what_came_later(tmp_path):
+    cohort, images, drafts = hospital("reverted", begins=T - 1)
+    *_, second, last = written(tmp_path, cohort, images, drafts)
+    assert SAID["template"] in second and SAID["template"] in last and "had until period 2" in last
+    gone = cohort.patients[0].patient_id
+    left = cohort.leaving_out(lambda visit: "excluded" if visit.patient_id == gone else None), images, drafts
+    (fresh := tmp_path / "fresh").mkdir()
+    _, without = islice(written(fresh, *left), 2)
+    assert next(written(tmp_path, *left, 3)) == without != second
+
+
+def test_a_fall_is_a_permutation_test_corrected_for_scores_and_periods(monkeypatch):
+    monkeypatch.setattr(drift, "WATCHED", ("token_loss",))
+    losses = np.random.default_rng(0).normal([1, 0.6, 1.5], 0.5, (10, 3))
+    rows = [{"patient_id": i, "time_step": t, "token_loss": losses[i, t]} for i in range(10) for t in range(3)]
+    exact = {"permutation_type": "samples", "n_resamples": np.inf}
+    p = [permutation_test(losses.T[[t, 2]], lambda a, b: np.mean(a - b), **exact).pvalue for t in (0, 1)]
+    (_, first, difference, low), (_, second, _, high) = drift.falls(rows)
+    assert (first, low) == (1, pytest.approx(2 * p[1])) and (second, high) == (0, pytest.approx(max(p[0], 2 * p[1])))
+    assert difference.low < np.mean(losses[:, 2] - losses[:, 1]) < difference.high
+    assert {p for *_, p in drift.falls([{**row, "token_loss": -row["token_loss"]} for row in rows])} == {1.0}, "it rose"
+
+
+def test_new_phrases_are_those_that_no_other_period_before_the_newest_has():
+    texts = ["a b c d e", "a b c d", "b c d e f", "x a b c d e f", "b c d e g"]
+    assert drift.unseen_phrases(texts, [1, 1, 2, 3, 3]) == [50.0, 100.0, 50.0, 25.0, 50.0]

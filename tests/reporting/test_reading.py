@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from html import unescape
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -97,25 +98,13 @@ def test_a_file_that_lies_is_refused(made):
         assert code == 2 and re.search(words[name], err) and not out, (name, value)
 
 
-DRIVER = """
-const told = [];
-const press = (...keys) => keys.forEach((key) => document.dispatchEvent(new KeyboardEvent("keydown", { key })));
-const begin = (name) => { byId("reader").value = name; byId("begin").requestSubmit(); told.push(at + 1); };
-const dump = (text) => { document.body.textContent = JSON.stringify([text, told]); };
-URL.createObjectURL = (blob) => blob.text().then(dump);
-HTMLAnchorElement.prototype.click = () => {};
-begin("AB"); press(..."1112", "Enter", ..."3214", "ArrowLeft", "2", "ArrowRight", "Enter", ..."11");
-given = {}; begin("CD"); begin("AB"); press("s");
-"""
-
-
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium (Debian package chromium)")
 def test_a_reader_answers_by_keys_comes_back_and_saves(made, tmp_path):
     """With a script that presses keys, which the page's own policy is told to let in; what is dumped is the file."""
-    state, page = made[:2]
-    digest = base64.b64encode(hashlib.sha256(DRIVER.encode()).digest())
+    (state, page), driver = made[:2], Path(__file__).with_name("reader.js").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(driver.encode()).digest())
     html = page.read_text().replace("script-src '", f"script-src 'sha256-{digest.decode()}' '", 1)
-    page.write_text(html.replace("</main>", f"<script>{DRIVER}</script></main>"))
+    page.write_text(html.replace("</main>", f"<script>{driver}</script></main>"))
     options = ["--headless", "--no-sandbox", "--virtual-time-budget=5000", f"--user-data-dir={tmp_path}", "--dump-dom"]
     done = subprocess.run(["chromium", *options, page.as_uri()], capture_output=True, text=True, timeout=100)
     file, cases = json.loads(unescape(re.search("<body>(.*)</body>", done.stdout, re.S)[1]))
