@@ -3,13 +3,29 @@
 import csv
 import json
 import re
+from functools import partial
+from pathlib import Path
 
+import numpy as np
 import pytest
 from command import console_commands, failing, passing
+from made_up_results import keep, parsed, write_results
+from tables import cases
 
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.learning.evaluation import report_rows, write_report_scores
+from fedtar_flare.metrics.classification import auc, lca
 from fedtar_flare.metrics.registry import scores_of
+from fedtar_flare.metrics.significance import Interval, compare, holm, mean_score
 from fedtar_flare.metrics.text_sums import reports_of_texts, text_sums
+from fedtar_flare.reporting.format import score
+from fedtar_flare.suite import page
+from fedtar_flare.suite.file import Suite
+from fedtar_flare.suite.plan import experiments
+from fedtar_flare.suite.results import SUMS, by_arm, compare_scores, difference, read_results
+from fedtar_flare.suite.run import run_suite
+from fedtar_flare.suite.tables import verdict, winner
+from fedtar_flare.suite.task_page import Run, differences, values
 
 ROWS = [
     ("s1", "p1", "Small left effusion. No pneumothorax.", "Small left effusion."),
@@ -115,3 +131,155 @@ def test_the_page_leads_from_two_tables_to_a_page_with_intervals(repository, tmp
     printed = [passing(*command.split()[1:], cwd=tmp_path) for command in console_commands(page)]
     assert (len(tables), len(printed)) == (3, 2)
     assert " to " in printed[0] and (tmp_path / "page.html").read_text().count("<table") == 2
+
+
+ARMS = {
+    "local": {"method": "local", "label": "each hospital alone"},
+    "fedavg": {"method": "fedavg", "label": "FedAvg"},
+    "fedtar": {"method": "fedtar", "label": "FedTAR <b>"},
+}
+SUITE = {"name": "made up", "sites": ["site-1", "site-2"], "outside": ["site-3"], "seeds": [0, 1], "arms": ARMS}
+
+
+def test_the_page_has_the_tables_and_the_figures_of_the_paper(tmp_path):
+    suite = Suite(**SUITE, settings={"preset": "tiny"}, references=["local", "fedtar"])
+    write_results(tmp_path, planned := experiments(suite))
+    text, root = parsed(page.write_page(tmp_path, suite, planned))
+    titles = [heading.text for heading in root.iter("h2")]
+    assert {"Difference to each hospital alone", "Difference to FedTAR <b>"} < {*titles}
+    assert {"The shared adapter alone, at hospitals outside", "At the hospitals that took part"} < {*titles}
+    drawn = [heading.text for heading in root.iter("h3") if "over rounds" in heading.text]
+    assert len(drawn) == 6 and drawn[-1] == "Alpha over rounds"
+    assert "FedTAR &lt;b&gt;" in text and "http://" not in text.split("<svg")[0]
+    assert not re.search(r"#[0-9a-f]{6}", text.split("</style>")[1]), "colours follow the page's theme"
+    results = read_results(tmp_path, planned)
+    best = suite.arms[next(iter(page.arm_means(results, page.MAIN)))]["label"]
+    verdict_ = "".join(root.find(".//p[@class='verdict']").itertext())
+    assert verdict_.startswith(f"{best} has the best BLEU-4, ")
+
+
+def study_rows(draw, good):
+    """60 studies of 12 patients, with labels of CheXbert."""
+    words = {"matches": [5, 4, 3, 2], "guesses": [8, 7, 6, 5], "hypothesis_length": 8, "reference_length": 8}
+    rows = []
+    for i in range(60):
+        truth = draw.choice(list("bpnu"), 14)
+        named = np.where(draw.random(14) < good, truth, draw.choice(list("bpnu"), 14))
+        who = {"site": "a", "patient_id": f"p{i % 12}", "visit_id": f"v{i}", "findings": None, "changes": None}
+        scores = {"cider": good + (i % 12) / 3 + draw.normal() / 9, "rouge_l": 0.5}
+        scores |= {"token_loss": 3 - good * draw.random()}
+        rows.append(who | words | scores | {"labels": {"chexbert": ["".join(truth), "".join(named)]}})
+    return rows
+
+
+def test_every_metric_over_studies_draws_studies_and_corrects_for_the_metrics():
+    a, b = study_rows(np.random.default_rng(1), 0.6), study_rows(np.random.default_rng(1), 0.5)
+    for one, other in zip(a, b, strict=True):
+        one["cider"] += 0.3 * float(np.random.default_rng(len(one["visit_id"])).normal() > 0) - other["cider"] % 0.1
+    found = {one.score: one for one in compare_scores("x", [(a, b)], "studies")}
+    assert set(found) == {name for name in SUMS if name.startswith(("bleu", "rouge", "cider", "token", "chexbert_"))}
+    cider, studies = difference("x", "cider", [(a, b)], "studies"), [f"{i:02d}" for i in range(60)]
+    order = sorted(range(60), key=lambda i: (a[i]["patient_id"], a[i]["visit_id"]))
+    apart = [mean_score(studies, [rows[i]["cider"] for i in order]) for rows in (a, b)]
+    assert cider[2:] == compare(apart[:1], apart[1:])
+    assert found["token_loss"].difference.value < 0 and found["token_loss"][-2:] == (1, 1), "lower is better"
+    alone = {name: difference("x", name, [(a, b)], "studies").p for name in found}
+    assert {name: one.p for name, one in found.items()} == pytest.approx(holm(alone))
+    whole = difference("x", "cider", [(a, b)], "patients").difference
+    assert whole.value == pytest.approx(cider.difference.value) and whole[1:] != cider.difference[1:]
+
+
+@pytest.mark.parametrize("second, best", [(0.0004, None), (0.0008, "a")])
+def test_nobody_is_best_on_a_tie(second, best):
+    means, shown = {"a": 0.001, "b": 0.001 - second}, partial(score, "bleu_4")
+    assert winner(means, shown) == best
+    text = verdict("BLEU-4", means, None, {}, "b", {"a": "A", "b": "B"}, shown)
+    assert ("A has the best" in text) == (best is not None)
+
+
+@pytest.mark.parametrize(
+    "low, p, beyond", [(0.01, 0.01, True), (0.01, 0.2, False), (-0.01, 0.01, False), (0.01, None, True)]
+)
+def test_a_difference_is_beyond_chance_where_its_interval_and_its_p_say_so(low, p, beyond):
+    less = {"a": (Interval(0.1, low, 0.2), p)}
+    text = verdict("BLEU-4", {"a": 0.5, "b": 0.4}, None, less, "b", {"a": "A", "b": "B"}, partial(score, "bleu_4"))
+    assert text.endswith(": beyond chance.") == beyond
+
+
+TASKS = cases(__file__, "tasks.yaml")
+SITES, TASK_ARMS = TASKS["sites"], TASKS["arms"]
+EPOCHS = 2
+
+
+def made(folder: Path, better=0.0, shuffled_too=False, one_class=(), **changes):
+    """A suite whose results nobody ran: FedKEI's scores of positives are higher by ``better``."""
+    arms = TASK_ARMS | ({"other": {"method": "fedkei", "label": "other order"}} if shuffled_too else {})
+    suite = Suite(**{**TASKS, "arms": arms, **changes})
+    planned = experiments(suite)
+    for one in planned:
+        draw = np.random.default_rng(one.seed)  # the same images and noise for all arms
+        rows, tasks = [], []
+        for step, task in enumerate(("effusion", "nodule"), start=1):
+            for site in SITES:
+                about = {"step": step, "site": site, "task": task}
+                tasks.append(about | {"seconds": [0.5 * step, 2.0, 3.0], "start_seconds": 0.5, "membership": 0.6})
+                for i in range(12):
+                    scores = draw.random(EPOCHS + 1) + (better if one.name == "fedkei" and i % 2 else 0.0)
+                    name = f"{'o' if one.name == 'other' else 'p'}-{i // 2}"
+                    label = 0 if task in one_class else i % 2
+                    rows.append({**about, "patient_id": name, "label": label, "scores": scores.tolist()})
+        known = {"label": one.arm.label, "versions": {"torch": "2"}, "bytes": 1000, "seconds": 9.0, "tasks": tasks}
+        keep(folder, one, known, rows)
+    return suite, planned
+
+
+def runs_by_arm(results):
+    return {name: [Run(one) for one in several] for name, several in by_arm(results).items()}
+
+
+def test_what_only_reports_answer_is_refused_and_so_are_both_kinds_in_one_table():
+    for change in ({"outside": ["site-3"]}, {"arms": {**TASK_ARMS, "fedavg": {"method": "fedavg"}}, "settings": {}}):
+        with pytest.raises(ConfigError, match=next(iter(change))):
+            experiments(Suite(**{**TASKS, **change}))
+
+
+def test_scores_are_means_over_sites_of_the_tasks_after_the_first(tmp_path):
+    _, planned = made(tmp_path)
+    for one in read_results(tmp_path, planned):
+        run = Run(one)
+        wanted = []
+        for site in SITES:
+            rows = [row for row in one.rows if (row["site"], row["step"]) == (site, 2)]
+            columns = np.array([row["scores"] for row in rows]).T
+            wanted.append([auc([row["label"] for row in rows], column) for column in columns])
+        means = [(curve[0], curve[-1], lca(curve), np.mean(curve)) for curve in wanted]
+        assert run.scores()[:, 0] == pytest.approx(np.mean(means, axis=0))
+
+
+def test_equal_arms_differ_by_nothing_and_a_better_one_by_more(tmp_path):
+    _, planned = made(tmp_path, shuffled_too=True)
+    found = differences(runs_by_arm(read_results(tmp_path, planned)), "rand")
+    assert set(found) == {"fedkei"}, "an arm that met other images is not paired"
+    assert all(one.value == (0, 0, 0) and one.p == 1 for one in found["fedkei"].values())
+    _, planned = made(tmp_path / "better", better=0.6)
+    arms = runs_by_arm(read_results(tmp_path / "better", planned))
+    more = differences(arms, "rand")["fedkei"]["lca"]
+    assert more.value.low > 0 and more.value.low < more.value.value < more.value.high and 0 < more.p < 1
+    own = values(arms["rand"])["final"].value
+    assert own.low < own.value < own.high
+    epochs, seconds = zip(*(reached for run in arms["fedkei"] for reached in run.reached(arms["rand"][0])), strict=True)
+    assert set(epochs) <= {0, 1, 2} and set(seconds) <= {1.0, 2.0, 3.0}
+
+
+@pytest.mark.slow
+def test_a_suite_is_run_to_its_page(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
+    planned = experiments(Suite(**{**TASKS, "seeds": [0]}))
+    assert run_suite(tmp_path, planned, say=lambda line: None) == []
+    rand, ours = (Run(one) for one in read_results(tmp_path, planned))
+    assert rand.images == ours.images
+    first = [cell for cell in rand.cells if cell[0] == 1]
+    assert first and all(rand.curves()[cell] == ours.curves()[cell] for cell in first), "no pool, no difference"
+    assert ours.tasks[2, "site-1"]["start_seconds"] > rand.tasks[2, "site-1"]["start_seconds"]
+    assert not [folder for folder in (tmp_path / "home").glob("state/*/*") if folder.parent.name != "sites"]
+    assert page.write_page(tmp_path, Suite(**{**TASKS, "seeds": [0]}), planned)
