@@ -1,20 +1,26 @@
 import json
-from contextlib import nullcontext
 from datetime import datetime, timedelta
+from pathlib import Path
 from unittest.mock import DEFAULT, Mock, patch
 
 import numpy as np
 import pydicom
 import pytest
 from command import loaded_by
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydicom.uid import UID
+from refused import refused
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.data.cells import Timeline, synthetic_key
 from fedtar_flare.synthetic import build, cohort
 from fedtar_flare.synthetic.cohort import TRUTH, synthetic_cohort
 from fedtar_flare.synthetic.course import CohortOptions
+from fedtar_flare.synthetic.dicom_writer import LOWEST_HU, content_uid, write_ct_series
+from fedtar_flare.synthetic.phantom import Scanner, draw_anatomy, render, site_scanner
 from fedtar_flare.synthetic.reading import changes_in, findings_in
-from fedtar_flare.synthetic.vocabulary import kind_of
+from fedtar_flare.synthetic.vocabulary import FINDINGS, NEW_FINDINGS, kind_of, side_of
 
 
 def make(folder, site="site-1", patients=4, time_steps=2, seed=0, alignment="visit", prior="none", **more):
@@ -77,16 +83,6 @@ synthetic_cohort("site-1", folder=Path({str(folder)!r}), patients=4, timeline=Ti
     assert loaded_by(program, "pydicom", "monai", "torch", "scipy") == []
 
 
-def test_a_new_scanner_changes_images_alone_from_its_step_on(tmp_path):
-    options = [CohortOptions(change=change, change_step=2, full_course=1.0) for change in ("none", "scanner")]
-    control, changed = (make(tmp_path, patients=2, options=option) for option in options)
-    scanners = cohort_truth(changed)["scanners"]
-    assert scanners["1"] == cohort_truth(control)["scanners"]["2"] != scanners["2"]
-    for t, (old, new) in enumerate(zip(control.patients[0].visits, changed.patients[0].visits, strict=True), 1):
-        kernels = [header_of(visit).ConvolutionKernel for visit in (old, new)]
-        assert old.report == new.report and (kernels[0] == kernels[1]) == (t == 1)
-
-
 def test_pure_function_of_its_settings(site, tmp_path):
     def content(cohort):
         root = cohort.patients[0].visits[0].image.parents[3]
@@ -115,46 +111,11 @@ def test_a_half_written_cohort_is_never_used(tmp_path):
     assert len(make(tmp_path).patients) == 4
 
 
-def test_the_loser_of_a_race_reads_the_winners_cohort_and_one_without_its_index_is_made_again(tmp_path):
-    base = {"patients": 1, "time_steps": 1}
-    original = build.build_cohort
-
-    def slower(*arguments):
-        with patch.object(build, "build_cohort", original):
-            make(tmp_path, **base)  # another process finishes first
-        return original(*arguments)
-
-    with patch.object(build, "build_cohort", slower):
-        first = make(tmp_path, **base)
-    (place,) = tmp_path.iterdir()
-    (place / "index.json").unlink()
-    assert make(tmp_path, **base).patients == first.patients and [*tmp_path.iterdir()] == [place]
-
-
-def test_missing_age_and_periods(tmp_path):
-    made = make(tmp_path, patients=3, alignment="period", options=CohortOptions(untidy=1.0))
-    visits = [visit for patient in made.patients for visit in patient.visits]
-    assert all(visit.age is None for visit in visits) and "PatientAge" not in header_of(visits[0])
-    steps = {v["visit_id"]: v["time_step"] for p in cohort_truth(made)["patients"] for v in p["visits"]}
-    assert {s.visit.visit_id: s.time_step for s in made.samples(None)} == steps
-
-
-def test_sites_differ_in_scanner_and_in_style_unless_that_is_switched_off(tmp_path):
-    alike = CohortOptions(own_words=0.0, patients=2)
-    made = [make(tmp_path, site, patients=1, time_steps=1) for site in ("site-1", "site-2")]
-    made.append(make(tmp_path, "site-2", patients=1, time_steps=1, options=alike))
-    assert [len(cohort.patients) for cohort in made] == [1, 1, 2]
-    visits = [cohort.patients[0].visits[0] for cohort in made]
-    words = [visit.report.split()[:2] for visit in visits]
-    spacing = [header_of(visit).PixelSpacing for visit in visits]
-    assert words[0] == words[2] != words[1] and spacing[0] != spacing[1] == spacing[2]
-
-
-def planned(tmp_path, patients=8, drawn=False, **options):
+def planned(tmp_path, patients=8, **options):
     """Cohorts of whole courses, without and with a change; of each the visits by id, and their truth."""
-    made, blank = [], patch.object(build, "render", lambda *_: np.zeros((1, 2, 2), np.int16))
+    made = []
     for change in ({"change": "none"}, options):
-        with nullcontext() if drawn else blank:
+        with patch.object(build, "render", lambda *_: np.zeros((1, 2, 2), np.int16)):
             cohort = make(tmp_path, patients=patients, time_steps=3, options=CohortOptions(full_course=1.0, **change))
         visits = {s.visit.visit_id: s for s in cohort.samples(None)}
         made.append((visits, {v["visit_id"]: v for p in cohort_truth(cohort)["patients"] for v in p["visits"]}))
@@ -176,18 +137,8 @@ def test_misfiled_reports_are_other_patients_of_the_step_but_for_test_patients(t
     assert all(right[name].visit.findings == wrong[name].visit.findings for name in right), "the truth stays"
 
 
-def test_noisy_steps_have_other_images_and_coarse_ones_reports_that_say_less(tmp_path):
-    (plain, _), (noisy, truth) = planned(tmp_path, 2, drawn=True, change="noisy", change_steps=(2,))
-    for name, sample in plain.items():
-        assert sample.visit.report == noisy[name].visit.report
-        slices = [
-            pydicom.dcmread(sorted(s.visit.image.iterdir())[12]).pixel_array.astype(float)
-            for s in (sample, noisy[name])
-        ]
-        assert (
-            (abs(slices[0] - slices[1]).std() > 60) == (truth[name]["time_step"] == 2) != (slices[0] == slices[1]).all()
-        )
-    (plain, _), (coarse, truth) = planned(tmp_path / "coarse", patients=12, change="coarse", change_step=2)
+def test_reports_of_coarse_steps_say_less(tmp_path):
+    (plain, _), (coarse, truth) = planned(tmp_path, patients=12, change="coarse", change_step=2)
     assert any(size["size"] == 1 for visit in truth.values() for size in visit["findings"].values())
     for name, sample in plain.items():
         step, split, report = sample.time_step, sample.split, coarse[name].visit.report
@@ -206,3 +157,125 @@ def test_a_site_that_misses_a_step_keeps_its_later_visits_at_their_steps(tmp_pat
     assert all(s.time_step == plain[name].time_step for name, s in missing.items())
     with pytest.raises(ConfigError):
         CohortOptions(change="scanner", change_steps=(2,))
+
+
+WHEN = datetime(2021, 3, 4, 5, 6, 7)
+SPACING = (10.5, 4.5, 4.25)
+
+
+def volume(seed=0, shape=(3, 6, 5)):
+    return np.random.default_rng(seed).integers(LOWEST_HU, 3072, shape).astype(np.int16)
+
+
+def write(folder, hu=None, **changes):
+    arguments = {"patient_id": "p-1", "study_datetime": WHEN, "age": 61.7, "sex": "F", "spacing_mm": SPACING} | changes
+    return write_ct_series(folder, volume() if hu is None else hu, **arguments)
+
+
+def test_against_the_tables_of_the_standard(tmp_path):
+    """Every attribute of type 1 and 2 of every mandatory module of the CT Image IOD, from the standard's tables."""
+    folder = Path(pytest.importorskip("highdicom").__file__).parent / "_standard"  # the tables come with it
+    modules = json.loads((folder / "iod_module_map.json").read_text())["ct-image"]
+    attributes = json.loads((folder / "module_attribute_map.json").read_text())
+    mandatory = [module["key"] for module in modules if module["usage"] == "M"]
+    assert {"patient", "general-study", "image-plane", "image-pixel", "ct-image", "sop-common"} <= set(mandatory)
+    image = pydicom.dcmread(write(tmp_path)[0])
+    types = {(a["keyword"], a["type"]) for module in mandatory for a in attributes[module] if not a["path"]}
+    assert len(types) > 100
+    assert [name for name, kind in types if kind == "1" and image.get(name) in (None, "")] == []
+    assert [name for name, kind in types if kind == "2" and name not in image] == []
+    known = {a["keyword"] for module in modules for a in attributes[module["key"]] if not a["path"]}
+    assert {element.keyword for element in image} <= known  # nothing that the IOD does not have
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10**6), shape=st.tuples(st.integers(1, 4), st.integers(1, 9), st.integers(1, 9)))
+def test_hounsfield_units_round_trip_exactly(tmp_path_factory, seed, shape):
+    hu = volume(seed, shape)
+    files = write(tmp_path_factory.mktemp("ct"), hu)
+    images = [pydicom.dcmread(path) for path in files]
+    back = np.stack([im.pixel_array.astype(int) * int(im.RescaleSlope) + int(im.RescaleIntercept) for im in images])
+    np.testing.assert_array_equal(back, hu)
+
+
+def test_geometry_and_identity(tmp_path):
+    images = [pydicom.dcmread(path) for path in write(tmp_path)]
+    positions = np.array([im.ImagePositionPatient for im in images], float)
+    np.testing.assert_allclose(positions, [[-2 * 4.25, -2.5 * 4.5, z] for z in (-10.5, 0, 10.5)])
+    for shared in ("StudyInstanceUID", "SeriesInstanceUID", "FrameOfReferenceUID"):
+        assert len({im[shared].value for im in images}) == 1
+    assert len({im.SOPInstanceUID for im in images}) == 3
+
+
+def test_same_content_writes_the_same_bytes_and_other_content_other_identifiers(tmp_path):
+    files, again = write(tmp_path / "files"), write(tmp_path / "again")
+    assert [path.read_bytes() for path in files] == [path.read_bytes() for path in again]
+    first = pydicom.dcmread(files[0])
+    other = pydicom.dcmread(write(tmp_path / "other", volume(1))[0])
+    assert other.SeriesInstanceUID != first.SeriesInstanceUID and other.StudyInstanceUID == first.StudyInstanceUID
+    assert pydicom.dcmread(write(tmp_path / "seed", seed=1)[0]).StudyInstanceUID != first.StudyInstanceUID
+
+
+@given(st.lists(st.text(max_size=5), max_size=3))
+def test_content_uid_is_valid_and_depends_on_its_parts(parts):
+    uid = content_uid("a", *parts)
+    assert UID(uid).is_valid and uid == content_uid("a", *parts)
+    assert uid != content_uid("b", *parts)
+
+
+def test_bad_patient_ids_are_refused(tmp_path):
+    for name in ("", "a\\b", "x" * 65):
+        with refused("wrong-patient-id"):
+            write(tmp_path / "series", patient_id=name)
+    assert not (tmp_path / "series").exists()
+
+
+CLEAN = Scanner(noise_hu=0.0)
+
+
+def draw(findings, seed=0, scanner=CLEAN):
+    return render(draw_anatomy(np.random.default_rng(seed)), findings, scanner, np.random.default_rng(seed + 1))
+
+
+def difference(findings, seed=0):
+    """HU with the findings minus HU without, same patient, same breath and position."""
+    return draw(findings, seed).astype(int) - draw({}, seed)
+
+
+def test_a_chest_in_hounsfield_units():
+    hu = draw({}, scanner=site_scanner(1))
+    assert hu.dtype == np.int16 and hu.shape == (24, 80, 80)
+    assert hu.min() >= -1024 and hu.max() <= 3071
+    assert np.abs(hu[12, :3].mean() + 1000) < 20  # air around
+    lung = (hu > -950) & (hu < -700)
+    assert 2.5 < lung.sum() * np.prod(Scanner.spacing_mm) / 1e6 < 7  # litres of both lungs
+    assert lung[:, :, :40].any() and lung[:, :, 40:].any()
+    assert (hu > 300).mean() > 0.005  # bone
+    assert (hu[17, 40:50, 36:44] < -900).any()  # trachea: air in the midline of upper slices
+
+
+@pytest.mark.parametrize("name", [name for name in FINDINGS if side_of(name)])
+def test_a_sided_finding_is_dense_or_dark_and_on_its_side(name):
+    change = difference({name: 2})
+    touched = change < -120 if name.startswith("pneumo") else change > 200
+    halves = [half.sum() for half in np.split(touched, 2, axis=2)]  # the patient's right is on the left
+    other, same = sorted(halves)
+    assert (halves[0] == same) == name.endswith("right") and same > 20 and other <= 0.02 * same
+
+
+@pytest.mark.parametrize("name", NEW_FINDINGS)
+def test_a_new_finding_hides_no_known_one(name):
+    known = {"effusion_left": 2, "nodule_right": 3}
+    both = draw({name: 2, **known}).astype(int) - draw({name: 2})
+    assert (both > 200).sum() > 0.6 * (difference(known) > 200).sum()
+
+
+def test_a_patient_keeps_anatomy_and_positions_over_visits():
+    anatomy = draw_anatomy(np.random.default_rng(0))
+    centers = []
+    for visit in range(4):
+        sick, well = (render(anatomy, f, CLEAN, np.random.default_rng(visit)) for f in ({"nodule_right": 2}, {}))
+        centers.append(np.mean(np.nonzero(sick.astype(int) - well > 300), axis=1) * CLEAN.spacing_mm)
+    assert np.ptp(centers, axis=0).max() < 15  # breath and position only
+    other = draw_anatomy(np.random.default_rng(1))
+    assert other.chest != anatomy.chest and other.positions != anatomy.positions

@@ -1,14 +1,21 @@
+import itertools
+import re
 from collections import Counter
 from datetime import timedelta
 
 import numpy as np
-from hypothesis import given, settings
+import pytest
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tables import cases
 
 from fedtar_flare.data.cells import Timeline, split_of, synthetic_key
 from fedtar_flare.synthetic import course
-from fedtar_flare.synthetic.course import OLDER_FROM, CohortOptions, almost_never, change_step, plan_patient
-from fedtar_flare.synthetic.vocabulary import FINDINGS, KNOWN_FINDINGS, NEW_FINDINGS, NEW_KINDS
+from fedtar_flare.synthetic.build import report_of
+from fedtar_flare.synthetic.course import CohortOptions, change_step, plan_patient
+from fedtar_flare.synthetic.reading import changes_in, findings_in, planted_changes
+from fedtar_flare.synthetic.reports import GENERIC, STYLES, State, wording_of, write_report
+from fedtar_flare.synthetic.vocabulary import FINDINGS, KNOWN_FINDINGS, NEW_FINDINGS, kind_of, side_of
 
 
 def plan(number, site="site-1", style=1, time_steps=4, seed=0, alignment="visit", **options):
@@ -19,15 +26,11 @@ def plan(number, site="site-1", style=1, time_steps=4, seed=0, alignment="visit"
 
 @settings(max_examples=60, deadline=None)
 @given(
-    number=st.integers(0, 500),
-    seed=st.integers(0, 10**6),
-    time_steps=st.integers(1, 6),
-    alignment=st.sampled_from(["visit", "period"]),
-    untidy=st.sampled_from([0.0, 1.0]),
+    st.integers(0, 500), st.integers(0, 10**6), st.integers(1, 6), st.sampled_from(["visit", "period"]), st.booleans()
 )
-def test_a_plan_is_repeatable_and_consistent(time_steps, **settings):
-    patient = plan(time_steps=time_steps, **settings)
-    assert patient == plan(time_steps=time_steps, **settings)
+def test_a_plan_is_repeatable_and_consistent(number, seed, time_steps, alignment, untidy):
+    patient, again = (plan(number, "s", 1, time_steps, seed, alignment, untidy=float(untidy)) for _ in range(2))
+    assert patient == again
     moments = [visit.acquired for visit in patient.visits]
     assert moments == sorted(set(moments)) and 1 <= len(moments) <= time_steps
     before: dict[str, int] = {}
@@ -56,37 +59,6 @@ def test_identifiers_give_the_planned_splits_and_say_nothing_about_time():
     assert any(visits != sorted(visits) for visits in names)
 
 
-def rate(patients, name):
-    visits = [visit for patient in patients for visit in patient.visits]
-    return np.mean([any(finding.startswith(name) for finding in visit.findings) for visit in visits])
-
-
-def test_planted_effects_on_prevalence():
-    patients = [plan(number) for number in range(900)]
-    old, young = ([p for p in patients if (p.visits[0].age >= OLDER_FROM) == older] for older in (True, False))
-    women, men = ([p for p in patients if p.sex == sex] for sex in "FM")
-    assert rate(old, "emphysema") > 1.3 * rate(young, "emphysema")
-    assert rate(old, "cardiomegaly") > 1.2 * rate(young, "cardiomegaly")
-    assert rate(men, "emphysema") > 1.1 * rate(women, "emphysema")
-    assert rate(women, "lymphadenopathy") > 1.15 * rate(men, "lymphadenopathy")
-    last = [[plan(n, change=change).visits[-1].findings for n in range(600)] for change in ("late", "none")]
-    late, none = (sum(n[:6] == "consol" and s.change == "new" for f in part for n, s in f.items()) for part in last)
-    assert late > 1.6 * none
-
-
-def test_new_findings_are_rare_at_some_sites_and_almost_absent_at_the_others():
-    assert {kind for style in range(1, 7) for kind in almost_never(style)} == set(NEW_KINDS)
-    shares: dict[str, list[float]] = {kind: [] for kind in NEW_KINDS}
-    for style in range(1, 7):
-        patients = [plan(n, site=f"x-{style}", style=style, time_steps=3) for n in range(350)]
-        for kind in NEW_KINDS:
-            if kind in almost_never(style):
-                assert rate(patients, kind) < 0.02, (style, kind)
-            else:
-                shares[kind].append(rate(patients, kind))
-    assert all(0.03 < np.mean(share) < 0.08 and min(share) > 0.02 for share in shares.values()), shares
-
-
 def test_each_kind_of_drift_changes_one_thing_from_its_step_on():
     steps, numbers = range(1, 7), range(150)
     begin = {"late": [None, 2, 3, 3, 4, 5], "early": [None, 2, 2, 2, 2, 2], "none": [None] * 6}
@@ -102,3 +74,77 @@ def test_each_kind_of_drift_changes_one_thing_from_its_step_on():
     visits = [visit for patient in spreads for visit in patient.visits]
     share = [np.mean(["cavity" in v.findings for v in visits if v.time_step == t]) for t in steps]
     assert max(share[:2]) < 0.05 and min(share[2:]) > 0.15, "rare, then common, where a style hardly ever has it too"
+
+
+OPTIONS = CohortOptions()
+WORDINGS = [*itertools.chain(*STYLES), GENERIC]
+MIXED = [wording_of(style, share, 0.5) for style in range(2, 7) for share in (0.0, 1.0)]
+STATES = st.builds(State, st.integers(1, 3), st.sampled_from(["first", "new", "larger", "smaller", "stable"]))
+
+
+def grams(texts):
+    """Three words that follow each other."""
+    texts = (re.findall(r"\w+", text.lower()) for text in texts)
+    return {gram for words in texts for gram in zip(words, words[1:], words[2:], strict=False)}
+
+
+def test_styles_differ_strongly_in_wording():
+    phrases = {"generic": grams([write_report(GENERIC, {"nodule_left": State(1)}), write_report(GENERIC, {})])}
+    for style, share in itertools.product(range(1, 7), (0.0, 1.0)):
+        plans = [plan_patient("s", style, n, timeline=Timeline(3), seed=5, options=OPTIONS) for n in range(80)]
+        phrases[style, share] = grams(report_of(p, v, share, style, OPTIONS) for p in plans for v in p.visits)
+    for (first, a), (second, b) in itertools.combinations(phrases.items(), 2):
+        assert len(a & b) / min(len(a), len(b)) < 0.2, (first, second)
+
+
+@pytest.mark.parametrize("style", range(len(STYLES) + 1))
+def test_planted_changes_can_be_read_back_from_the_reports_of_every_style(style):
+    seen = set()
+    for number in range(40):
+        patient = plan_patient("site-1", 1, number, timeline=Timeline(4), seed=5, options=OPTIONS)
+        assert not planted_changes(patient.visits[0])
+        for visit in patient.visits:
+            texts = [report_of(patient, visit, share, style, OPTIONS) for share in (0.0, 0.3, 0.6, 1.0) if style]
+            texts = texts or [write_report(GENERIC, visit.findings, resolved=visit.resolved, follow_up=True)]
+            planted = planted_changes(visit)
+            assert all(changes_in(text) == planted for text in texts), (planted, texts)
+            seen |= {change.direction for change in planted}
+    assert seen == {"new", "increased", "decreased", "resolved"}
+
+
+@settings(max_examples=250, deadline=None)
+@given(
+    wording=st.sampled_from(WORDINGS + MIXED),
+    findings=st.dictionaries(st.sampled_from(FINDINGS), STATES),
+    gone=st.sets(st.sampled_from(FINDINGS)),
+    follow_up=st.booleans(),
+    older=st.booleans(),
+)
+def test_reads_the_truth_back_in_every_style(wording, findings, gone, follow_up, older):
+    resolved = [name for name in FINDINGS if name in gone and name not in findings]
+    report = write_report(wording, findings, resolved=resolved, follow_up=follow_up, older=older)
+    assert findings_in(report) == findings.keys()
+    assert findings_in(report.lower()) == findings.keys()
+
+
+@pytest.mark.parametrize("wording", WORDINGS)
+@pytest.mark.parametrize("name", FINDINGS)
+def test_every_sentence_states_its_finding(wording, name):
+    """The impression must not be what saves the reading."""
+    kind, side = kind_of(name), side_of(name)
+    for size in wording.sizes[kind].split("|"):
+        for change in ["", *wording.changes.split("|")]:
+            sentence = wording.sentences[kind].format(size=size, side=side, change=change)
+            assert findings_in(sentence) == {name}, sentence
+
+
+@pytest.mark.parametrize(("text", "expected"), cases(__file__, "sentences.yaml"))
+def test_plain_sentences(text, expected):
+    assert findings_in(text) == {*expected}
+
+
+@given(st.text())
+@example("EMPHYSEMA: none.")
+@example("There is no new emphysema")
+def test_any_text_can_be_read(text):
+    assert findings_in(text) <= set(FINDINGS) and changes_in(text) == frozenset()
