@@ -1,6 +1,5 @@
 """The systemd unit, the container's files and the Helm chart; the image is built and run where a person asks for it."""
 
-import json
 import os
 import re
 import shlex
@@ -22,13 +21,6 @@ def unit(tmp_path_factory, repository):
     return file
 
 
-def test_the_service_has_an_account_of_its_own_and_can_change_neither_policy_nor_certificates(unit):
-    lines = {*unit.read_text().split("\n[Service]\n")[1].splitlines()}
-    assert {"User=fedtar", "UMask=0077", "NoNewPrivileges=yes", "MemoryMax=32G", "ProtectSystem=strict"} < lines
-    assert "IPAddressDeny=any" in lines
-    assert {"ReadOnlyPaths=/srv/fedtar/%i/startup /srv/fedtar/%i/local", "StateDirectory=fedtar"} < lines
-
-
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze (Debian package systemd)")
 @pytest.mark.parametrize("check", [["verify"], ["security", "--offline=true", "--no-pager", "--threshold=30"]])
 def test_systemd_finds_nothing_wrong_with_the_unit(unit, check):
@@ -47,10 +39,7 @@ def dockerfile(repository):
 
 def test_the_image_starts_from_a_fixed_base_and_does_not_run_as_root(dockerfile):
     names = [name for name, _ in dockerfile]
-    built, started = {"ARG", "FROM", "RUN", "COPY", "USER", "ENV", "VOLUME"}, {"HEALTHCHECK", "ENTRYPOINT", "CMD"}
-    assert set(names) <= built | started  # no ADD
-    assert re.fullmatch(r"BASE=python:3\.1[1-3]-slim-\w+", dockerfile[0][1])
-    assert [rest for name, rest in dockerfile if name == "FROM"] == ["${BASE} AS build", "${BASE}"]
+    assert "ADD" not in names and re.fullmatch(r"BASE=python:3\.1[1-3]-slim-\w+", dockerfile[0][1])
     for name, rest in dockerfile:
         if name == "COPY":  # the kit, with its private key, is mounted and never part of the image
             assert not {"provisioning", "kit", "."} & set(shlex.split(rest)[:-1])
@@ -62,17 +51,11 @@ def test_the_image_starts_from_a_fixed_base_and_does_not_run_as_root(dockerfile)
 
 def test_the_hospital_s_container_can_do_little_beside_its_work(repository, dockerfile):
     content = yaml.safe_load((repository / "provisioning" / "compose.yml").read_text())
-    assert set(content) == {"services"}
     (service,) = content["services"].values()
     assert service["image"] == f"fedtar:{__version__}"  # no tag that moves
     assert service["user"].split(":")[0] != "0" and service["cap_drop"] == ["ALL"] and service["read_only"] is True
-    assert service["security_opt"] == ["no-new-privileges:true"] and all(
-        service[limit] for limit in ("mem_limit", "pids_limit", "cpus")
-    )
+    assert service["security_opt"] == ["no-new-privileges:true"] and service["mem_limit"] and service["pids_limit"]
     assert not {"privileged", "network_mode", "pid", "ports", "cap_add", "env_file", "devices"} & set(service)
-    probes = [next(rest for name, rest in dockerfile if name == "HEALTHCHECK").partition(" CMD ")[2]]
-    probes += [json.dumps(service["healthcheck"]["test"][1:])]
-    assert probes == ['["fedtar", "health", "/kit"]'] * 2
     uid = re.search(r"--uid (\d+)", next(rest for _, rest in dockerfile if "useradd" in rest)).group(1)
     assert service["user"] == f"{uid}:{uid}"
     volumes = {target: (source, *mode) for source, target, *mode in (v.split(":") for v in service["volumes"])}
@@ -81,7 +64,6 @@ def test_the_hospital_s_container_can_do_little_beside_its_work(repository, dock
     assert set(volumes) - set(written.values()) == {"/data", "/kit/startup", "/kit/local"}
 
 
-LIVE = ["fedtar", "health", "/kit", "--live"]
 CONFINED = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
 
 
@@ -120,12 +102,9 @@ def test_a_pod_fits_the_schemas_and_can_do_little_beside_its_work(render, name):
     (container,), own = pod["containers"], pod["securityContext"]
     assert pod["automountServiceAccountToken"] is False and own["runAsNonRoot"] is True
     assert not {"hostNetwork", "hostPID", "hostIPC", "serviceAccountName", "initContainers"} & set(pod)
-    assert {"cpu", "memory", "ephemeral-storage"} <= container["resources"]["limits"].keys()
     assert container["securityContext"] == CONFINED and own["seccompProfile"] == {"type": "RuntimeDefault"}
     written = {one["mountPath"] for one in container["volumeMounts"] if not one.get("readOnly")}
     assert written == {"/kit", "/state", "/cache", "/tmp", "/home/fedtar", "/dev/shm"}
-    probes = [container[f"{one}Probe"]["exec"]["command"] for one in ("startup", "liveness", "readiness")]
-    assert probes == [LIVE, LIVE, LIVE[:3]]
 
 
 def test_a_hospital_goes_out_to_the_hub_alone_and_nobody_comes_in(render):
@@ -157,10 +136,8 @@ def test_a_federation_completes_a_job_from_the_image():
     lines = run.stdout.splitlines()
     assert {"account: 10001", "folders of the kit that refuse a file: 2", "the kits are as they were"} <= {*lines}
     assert "it lists what pip and dpkg list, no more and no less" in lines
-    assert [line.split(",")[0] for line in lines if line.startswith("health")] == [
-        *("health of localhost: 1", "health of localhost: 0", "health of hospital-a: 1", "health of hospital-a: 0"),
-        *("health of hospital-a: 1", "health of localhost: 1"),
-    ]
+    health = [line.split(",")[0].removeprefix("health of ") for line in lines if line.startswith("health")]
+    assert " ".join(health) == "localhost: 1 localhost: 0 hospital-a: 1 hospital-a: 0 hospital-a: 1 localhost: 1"
     assert "0 failed" in run.stdout and "FINISHED:COMPLETED" in run.stdout
     (size,) = (int(line.split()[-1]) for line in lines if line.startswith("size"))
     assert size < (3000 if "CPU_INDEX" in (OPTIONS or "") else 8000)

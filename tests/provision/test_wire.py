@@ -14,43 +14,35 @@ from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.streaming import stream_const as streams
 from nvflare.fuel.f3.streaming.byte_streamer import ByteStreamer
 from nvflare.fuel.f3.streaming.stream_const import STREAM_CHANNEL, StreamHeaderKey
+from tables import cases
 
 from fedtar_flare.provision import wire
 
-JOB, OTHER = "0a1b2c3d-0000-4000-8000-000000000001", "0a1b2c3d-0000-4000-8000-000000000002"
+JOB = "0a1b2c3d-0000-4000-8000-000000000001"
 SERVER, SERVER_JOB, SITE, SITE_JOB = "server", f"server.{JOB}", "hospital-a", f"hospital-a.{JOB}"
 BEHIND, BEHIND_JOB = "relay.hospital-b", f"relay.hospital-b.{JOB}.R1"
 CHANNELS = ["admin", "client_command", "_net_manager", "aux_communication", "download_service__", "of a later FLARE"]
 
 
-REFUSED = [
-    (SITE, BEHIND), (SITE_JOB, BEHIND_JOB), (BEHIND, SITE_JOB), ("console", SITE), ("relay", BEHIND),
-    (BEHIND, "relay"),
-]  # fmt: skip
-ANSWERED = [(SERVER, SITE), (SERVER_JOB, BEHIND_JOB), (SERVER_JOB, SERVER), (SERVER, SERVER_JOB)]
-ANSWERED += [(SITE, SITE_JOB), (SITE_JOB, SITE)]
+CASES = cases(__file__, "wire.yaml")
+
+
+def named(*cells):
+    return [cell.replace("JOB", JOB) if isinstance(cell, str) else cell for cell in cells]
 
 
 @pytest.mark.parametrize("channel", CHANNELS)
 def test_only_the_server_and_a_site_s_own_processes_ask_a_participant(channel):
-    for places, answered in ((REFUSED, False), (ANSWERED, True)):
-        for origin, destination in places:
-            assert bool(wire.refusal(origin, destination, channel, "any")) != answered, (origin, destination)
-
-
-TOPICS = {  # of requests to the server: is one answered?
-    ("task", "register"): True, ("task", "of a later FLARE"): False, ("of a later FLARE", "any"): False,
-    ("server_command", "get_task"): True, ("server_command", "submit_update"): True, ("hci_channel", "command"): True,
-    ("server_command", "show_stats"): False, ("server_command", "app_command"): False,
-    ("server_parent_listener", "update_run_status"): False, ("_net_manager", "process_info"): False,
-}  # fmt: skip
+    for case in CASES["asked"]:
+        origin, destination, answered = named(*case)
+        assert bool(wire.refusal(origin, destination, channel, "any")) != answered, case
 
 
 @pytest.mark.parametrize("origin", [SITE, SITE_JOB, BEHIND_JOB, "console"])
 def test_what_the_server_answers(origin):
-    for topic, answered in TOPICS.items():
+    for channel, topic, answered in CASES["topics"]:
         for destination in (SERVER, SERVER_JOB):
-            assert bool(wire.refusal(origin, destination, *topic)) != answered, topic
+            assert bool(wire.refusal(origin, destination, channel, topic)) != answered, topic
 
 
 def request(origin, destination, neighbour, channel="task", topic="register", **headers):
@@ -64,19 +56,9 @@ def cell_named(name):
     return SimpleNamespace(my_info=SimpleNamespace(fqcn=name))
 
 
-@pytest.mark.parametrize(
-    ("here", "origin", "destination", "neighbour", "answered"),
-    [
-        (SERVER, SITE, SERVER, SITE, True), (SERVER, SITE_JOB, SERVER_JOB, SITE, True),
-        (SERVER, BEHIND, SERVER, "relay", True), (SERVER, SERVER_JOB, SITE, SERVER_JOB, True),
-        (BEHIND, SERVER, BEHIND, "relay", True), (BEHIND_JOB, SERVER, BEHIND_JOB, BEHIND, True),
-        (SERVER, SERVER, SITE, "console", False), (SERVER, SERVER_JOB, SITE, BEHIND, False),
-        (SERVER, SITE, SERVER, "relay", False), (SITE, SERVER, SITE, "hospital-c", False),
-        (SITE, SITE_JOB, SITE, "hospital-c", False), ("relay", SERVER, "relay.hospital-c", BEHIND, False),
-        ("relay", "relay.hospital-c", SERVER, BEHIND, False),
-    ],
-)  # fmt: skip
-def test_a_sender_s_name_is_worth_what_brought_it(here, origin, destination, neighbour, answered):
+@pytest.mark.parametrize("case", CASES["requests"])
+def test_a_sender_s_name_is_worth_what_brought_it(case):
+    here, origin, destination, neighbour, answered = named(*case)
     reply = wire._refused(request(origin, destination, neighbour), cell_named(here))
     assert (reply is None) == answered
 
@@ -94,16 +76,9 @@ def test_a_stream_counts_as_what_it_brings_and_one_of_the_server_is_acknowledged
         assert wire._refused(acknowledged(BEHIND_JOB, SITE), cell_named(SERVER)) is not None
 
 
-@pytest.mark.parametrize(
-    ("here", "origin", "destination", "neighbour", "passed"),
-    [
-        (SERVER, SITE_JOB, SERVER, SITE, True), (SITE, SERVER_JOB, SITE_JOB, SERVER, True),
-        (SITE, SITE_JOB, SITE, SITE_JOB, True), (BEHIND, "relay", BEHIND_JOB, "relay", True),
-        (SERVER, SITE, BEHIND, SITE, False), (SITE, BEHIND, SITE, SERVER, False), (SITE, "relay", SITE, SERVER, False),
-        ("relay", BEHIND, "relay", BEHIND, False), ("relay", SERVER, BEHIND, "relay.hospital-c", False),
-    ],
-)  # fmt: skip
-def test_no_reply_passes_between_hospitals_or_in_the_server_s_name(here, origin, destination, neighbour, passed):
+@pytest.mark.parametrize("case", CASES["replies"])
+def test_no_reply_passes_between_hospitals_or_in_the_server_s_name(case):
+    here, origin, destination, neighbour, passed = named(*case)
     for kind in (MessageType.REPLY, MessageType.RETURN):
         message = request(origin, destination, neighbour, "", "", **{MessageHeaderKey.MSG_TYPE: kind})
         assert (wire._dropped(message, cell_named(here)) is None) == passed
@@ -156,24 +131,6 @@ def test_every_cell_is_guarded_and_once(monkeypatch):
     assert sorted(made) == sorted(setters)
 
 
-DECIDED = {
-    # at a site: from the server and its own processes alone, as is all that follows
-    "CellChannel.CLIENT_MAIN", "CellChannel.CLIENT_COMMAND", "CellChannel.CLIENT_SUB_WORKER_COMMAND",
-    "CellChannel.MULTI_PROCESS_EXECUTOR", "CellChannel.EDGE_REQUEST", "WORKSPACE_TRANSFER_CHANNEL", "CHANNEL",
-    "defs.CHANNEL",
-    # at the server: from its own processes alone
-    "CellChannel.SERVER_PARENT_LISTENER", "_CHANNEL", "CC_CHANNEL",
-    # from sites and consoles: wire.TO_SERVER
-    "CellChannel.SERVER_MAIN", "CellChannel.SERVER_COMMAND", "CellChannel.AUX_COMMUNICATION", "CellChannel.HCI",
-    "CellChannel.RETURN_ONLY", "CellChannel.CELLNET", "_SM_CHANNEL", "OBJ_DOWNLOADER_CHANNEL",
-    # a stream's data is judged by the channel it brings
-    "STREAM_CHANNEL",
-    # only passes on, and FLARE's own test
-    "channel", "MSG_CHANNEL", "TEST_CHANNEL",
-}  # fmt: skip
-"""Channels by the names that FLARE 2.9's modules register them under."""
-
-
 def test_flare_registers_no_channel_that_was_not_decided_on():
     registered = set()
     for file in Path(find_spec("nvflare").origin).parent.rglob("*.py"):
@@ -182,6 +139,6 @@ def test_flare_registers_no_channel_that_was_not_decided_on():
             if name in ("register_request_cb", "register_blob_cb", "register_stream_cb"):
                 named = {keyword.arg: keyword.value for keyword in node.keywords}
                 registered.add(ast.unparse(named["channel"] if "channel" in named else node.args[0]))
-    assert registered == DECIDED
+    assert registered == {*CASES["channels"]}
     values = {value for key, value in vars(CellChannel).items() if key.isupper()}
     assert {*wire.TO_SERVER} - values == {"credential_manager", "download_service__", STREAM_CHANNEL}
