@@ -10,7 +10,7 @@ import pytest
 from command import failing, passing
 from tables import cases
 
-from fedtar_flare.cli.main import GROUPS, main, parser
+from fedtar_flare.cli.main import main, parser
 from fedtar_flare.registry import own_names
 from fedtar_flare.runtime.recipe import MethodRecipe
 from fedtar_flare.site.site_file import read_site_file
@@ -26,13 +26,6 @@ def commands(one, words=()):
 
 
 COMMANDS = dict(commands(parser()))
-
-
-def test_the_help_shows_every_command_in_one_group():
-    assert passing() == passing("--help")
-    shown = re.findall(r"^  (\w+) {2,}", passing("--help").split("options:")[1], flags=re.M)
-    assert sorted(shown) == sorted({words[0] for words in COMMANDS})
-    assert sorted(shown) == sorted(name for names in GROUPS.values() for name in names)
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
@@ -78,15 +71,6 @@ def test_a_site_file_that_is_missing_or_wrong_starts_nothing(tmp_path, no_proces
     assert "no site-2.yaml" in failing("simulate", "-n", 2, cwd=tmp_path, FEDTAR_SITES=str(tmp_path))
     (tmp_path / "site-2.yaml").write_text("source: manifst\n")
     assert "did you mean 'manifest'" in failing("simulate", "-n", 2, cwd=tmp_path, FEDTAR_SITES=str(tmp_path))
-
-
-def test_flare_s_own_simulator_ends_at_once_in_a_folder_with_a_space(tmp_path, monkeypatch, caplog):
-    server = tmp_path / "my work" / "server"
-    (server / "simulate_job" / "app_server").mkdir(parents=True)
-    monkeypatch.chdir(server)
-    with pytest.raises(SystemExit):
-        MethodRecipe("fedavg", preset="tiny")
-    assert "my work" in caplog.text and "space" in caplog.text
 
 
 @pytest.mark.parametrize("name", own_names())

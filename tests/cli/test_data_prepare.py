@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
-from command import failing, passing
+from command import passing
 from kits import make_kit, write_radiographs
 
 from fedtar_flare.cli.main import main
@@ -32,10 +32,8 @@ def sites(tmp_path, monkeypatch):
 
 def opened_by_a_job(sites):
     """The cohort that the executor opens at the handshake."""
-    site = SimpleNamespace(
-        name="hospital", workspace=sites, simulated=True, state_root=lambda configured: sites / "state",
-        limit=lambda seconds: None,
-    )  # fmt: skip
+    site = SimpleNamespace(name="hospital", workspace=sites, simulated=True, limit=lambda seconds: None)
+    site.state_root = lambda configured: sites / "state"
     header = TaskHeader("fedtar", "20260101-000000-aaaa", round=0, step=0, rounds=1, time_steps=2, after="0000-00")
     executor = executor_of("fedtar", preset="tiny", model={"slices": 1})
     config = load_site_config("hospital", workspace=sites, simulator=True)
@@ -62,13 +60,6 @@ def test_a_kit_is_prepared_once(sites):
     assert prepare("--kit", kit)["prepared"] == 4
     again = prepare("--kit", kit)
     assert again["prepared"] == 0 and again["there"] == 4 and sum(again["left_out"].values()) == 1
-
-
-def test_nothing_that_can_be_used_is_a_failure(sites, caplog):
-    for file in sites.glob("*.png"):
-        file.write_bytes(b"no image")
-    assert "no patient that can be used" in failing("data", "prepare", "--site-file", sites / "hospital.yaml", code=1)
-    assert "5 study(ies) left out" in caplog.text
 
 
 @pytest.fixture

@@ -53,10 +53,12 @@ def test_every_command_of_the_page_works_in_its_order(repository, tmp_path):
                 f"PID|1||{image.PatientID}\rOBR|1|||||||||||||||||||||20240101||RAD|F\r"
                 f"OBX|1|ST|113014^DICOM Study^DCM||{image.StudyInstanceUID}||||||F\rOBX|2|TX|||{text}||||||F\r"
             )
-        study = {"STUDY": first[files[0].parent].StudyInstanceUID, "PACS": f"{pacs}/dicom-web"}
-        said = walk(
-            repository / "docs/how-to/from-pacs.md", tmp_path / "empty", FEDTAR_HOME=str(tmp_path / "home"), **study
-        )
+        study = {
+            "STUDY": first[files[0].parent].StudyInstanceUID,
+            "PACS": f"{pacs}/dicom-web",
+            "FEDTAR_HOME": str(tmp_path / "home"),
+        }
+        said = walk(repository / "docs/how-to/from-pacs.md", tmp_path / "empty", **study)
         assert f"{len(first)} reports" in list(said.values())[2]
         assert f"{len(first)} pulled" in list(said.values())[1] and "DRAFT" in list(said.values())[-1]
         assert len(rest(f"{pacs}/instances")) == len(files) + 1
