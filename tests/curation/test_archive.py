@@ -14,6 +14,7 @@ from make_dicom import chest, put, slice_dataset, write_radiograph, write_series
 from pydicom.dataset import Dataset
 from pydicom.sequence import Sequence
 from refused import refused
+from tables import cases
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.curation.archive import index_folder, write_manifest
@@ -119,16 +120,8 @@ def test_damaged_slices_do_not_vanish_behind_links(tmp_path):
     assert len(read_ct(images["S"]).hu) == 9
 
 
-UNUSABLE = {
-    "no-date": {"StudyDate": None},
-    "bad-date": {"StudyDate": "2020"},
-    "no-patient-id": {"PatientID": ""},
-    "localizer": {"ImageType": ["ORIGINAL", "PRIMARY", "LOCALIZER"]},
-    "secondary-capture": {"SOPClassUID": "1.2.840.10008.5.1.4.1.1.7"},
-    "not-ct-or-radiograph": {"Modality": "MR"},
-    "no-study-uid": {"StudyInstanceUID": ""},
-    "no-pixel-data": {"PixelData": None},
-}
+CASES = cases(__file__, "archive.yaml")
+UNUSABLE = CASES["unusable"]
 
 
 def test_unusable_studies_are_counted_by_reason(tmp_path):
@@ -142,19 +135,7 @@ def test_unusable_studies_are_counted_by_reason(tmp_path):
     assert [s.image for s in index.studies] == [tmp_path / "good"]
 
 
-@pytest.mark.parametrize(
-    "tags, acquired, age, noted",
-    [
-        ({"StudyDate": None, "AcquisitionDate": "20200202", "StudyTime": "0930"}, "2020-02-02 09:30", "", None),
-        ({"StudyDate": None, "SeriesDate": "2020.02.03", "StudyTime": "07"}, "2020-02-03 07:00", "", None),
-        ({"StudyTime": None, "SeriesTime": "07"}, "2020-01-31 07:00", "", None),
-        ({"StudyTime": "9:99", "PatientAge": "000D"}, "2020-01-31 00:00", "", "bad-time"),
-        ({"PatientAge": "old"}, "2020-01-31 10:15", "", "bad-age"),
-        ({"PatientAge": "90+"}, "2020-01-31 10:15", "90", None),
-        ({"PatientAge": "000Y", "PatientBirthDate": "19700131"}, "2020-01-31 10:15", "50", None),
-        ({"PatientAge": "003D"}, "2020-01-31 10:15", "0.01", None),
-    ],
-)
+@pytest.mark.parametrize("tags, acquired, age, noted", CASES["dates"])
 def test_dates_times_and_ages(tmp_path, tags, acquired, age, noted):
     """From the next tag that has one; an age of zero, which nobody entered, is unknown."""
     study(tmp_path / "s", slices=2, **tags)
@@ -213,23 +194,7 @@ def test_a_zip_is_one_study(tmp_path):
     assert index_folder(tmp_path / "out").rejected() == {"shared-folder": 2}
 
 
-@pytest.mark.parametrize(
-    "head, rows, report, reason",
-    [
-        ("study_instance_uid,report", ["1.2.1,Yes.", "1.2.2,No."], "Yes.", None),
-        ("Study Instance UID\treport", ["1.2.1\tYes."], "Yes.", None),
-        ("accession_number,report", ["A1,Yes.", "A1,Yes."], "Yes.", None),
-        ("accession_number,report", ["A1,Yes.", "A1,No."], "", "ambiguous-report"),
-        ("patient_id,study_date,report", ["P,2020-01-31,Yes.", "P,2020-02-01,No."], "Yes.", None),
-        ("patient_id,study_date,report", ["P,20200131,Yes.", "P,2020-01-31,No."], "", "ambiguous-report"),
-        ("patient_id,accession_number,report", ["P,A1,Yes."], "Yes.", None),
-        ("patient_id,accession_number,report", ["Q,A1,Yes."], "", "report-of-another-patient"),
-        ("accession_number,report", ["A2,No."], "", "no-report"),
-        ("accession_number,report", ["A1,"], "", "no-report"),
-        ("accession_number,report", ["A1,No effusion, large mass"], "", "bad-row no-report"),
-        ("accession_number,report", ["A1,Yes.", "accession_number,report"], "Yes.", "bad-row"),
-    ],
-)
+@pytest.mark.parametrize("head, rows, report, reason", CASES["tables"])
 def test_reports_of_a_table(tmp_path, head, rows, report, reason):
     study(tmp_path / "s")
     study(tmp_path / "other", "Z", "1.2.9", AccessionNumber="Z9")
@@ -274,25 +239,7 @@ def test_a_report_under_an_accession_number_of_two_patients_is_left_out(tmp_path
     assert {s.patient_id: s.report for s in index.studies} == {"P": "Yes.", "Q": "No."}
 
 
-OF_SEVERAL = "accession-number-of-several-studies"
-FIRST, SECOND, OTHER = ("NORTH", "1.2.1"), ("NORTH", "1.2.2"), ("SOUTH", "")
-
-
-@pytest.mark.parametrize(
-    "studies, reports, joined, reasons",
-    [
-        ([FIRST, SECOND], ["NORTH^1.2.1", "NORTH^1.2.2"], {}, {"no-report": 2}),  # HL7 numbers by any name of an issuer
-        ([FIRST, OTHER], ["NORTH^1.2.1", "SOUTH"], {1: 1, 2: 2}, {}),
-        ([FIRST, OTHER], ["SOUTH", "urn:oid:1.2.1"], {1: 2, 2: 1}, {}),
-        ([FIRST, SECOND], ["^1.2.2"], {2: 1}, {"report-of-another-issuer": 1}),
-        ([FIRST, OTHER], ["", "SOUTH"], {}, {"no-report": 2}),
-        ([FIRST, OTHER], [""], {}, {"ambiguous-accession-number": 2}),
-        ([FIRST, None], ["NORTH", "SOUTH"], {}, {OF_SEVERAL: 1, "ambiguous-accession-number": 1}),
-        ([OTHER, None], ["NORTH"], {}, {"report-of-another-issuer": 1, "ambiguous-accession-number": 1}),
-        ([None], ["NORTH"], {1: 1}, {}),
-        ([OTHER], [""], {1: 1}, {}),
-    ],
-)
+@pytest.mark.parametrize("studies, reports, joined, reasons", CASES["issuers"])
 def test_an_accession_number_counts_with_its_issuer(tmp_path, studies, reports, joined, reasons):
     """Two archives and their reports, in HL7, as a hospital joins them: nobody takes another's report."""
     pytest.importorskip("hl7", reason="of the extra 'pacs'")
@@ -331,11 +278,6 @@ def test_wrong_use(tmp_path):
     for reports in (tmp_path / "nowhere", table(tmp_path / "r.csv", "accession,text", "A1,x")):
         with pytest.raises(ConfigError):
             join_reports(index, reports)
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigError):
-        index_folder(tmp_path / "nowhere")
-    with refused("no-dicom"):
-        index_folder(tmp_path / "empty")
     with refused("no-patient"):
         write_manifest(index, tmp_path / "m.csv")
     assert not (tmp_path / "m.csv").exists()

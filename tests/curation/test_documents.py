@@ -1,18 +1,23 @@
 """The rule that all sources share: each study gets its own report or none, in any order of files."""
 
+import csv
+import json
 import shutil
 from dataclasses import replace
 from itertools import chain
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from command import fedtar_here
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from make_documents import OMOP, acsn, bundle, joined, note, oru, patient, report, text_sr
+from make_documents import OMOP, TEXT, acsn, bundle, joined, note, oru, patient, report, text_sr
+from tables import cases
 
 from fedtar_flare.core.errors import DataError
 from fedtar_flare.curation.archive_reports import reports_of_table
-from fedtar_flare.curation.documents import FINAL, NOBODY, WITHDRAWN, Document, Identifier, decide, moment, studies_of
+from fedtar_flare.curation.documents import FINAL, NOBODY, Document, Identifier, decide, moment, studies_of
 
 FRESH = "9"
 ANY = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -29,76 +34,26 @@ def outcome(*documents):
     return sorted(row["report"] for row in rows), sorted(problem.reason for problem in problems)
 
 
-A, B = document(1), document(2)
-SAME = {"names": A.names, "order": A.order}
-JOINING = replace(B, names=A.names | B.names, order=A.order, issued="2024-02")
-BOTH = ((B.order, ""),)
-LATER, NOON = "UTC 2024-01-01T12:00:00", "2024-01-01T12:00"
-CASES = {
-    "two reports": ([A, B], ["text 1", "text 2"], []),
-    "newest of two": ([A, replace(B, **SAME, issued="2024-01-02")], ["text 2"], ["superseded"]),
-    "a day is not before its noon": ([A, replace(B, **SAME, issued=NOON)], [], ["two-at-once"] * 2),
-    "zone and none": ([replace(A, issued=NOON), replace(B, **SAME, issued=LATER)], [], ["two-at-once"] * 2),
-    "clocks contradict": (
-        [replace(A, clocks=(("x", "2024-05"),)), replace(B, **SAME, issued="2024-02", clocks=(("x", "2024-04"),))],
-        [], ["two-at-once"] * 2),
-    "of one time, the same": ([A, replace(A, origin="2", study="1.2")], ["text 1"], []),
-    "withdrawn at once": ([A, replace(B, **SAME, status=WITHDRAWN, patients=())], [], ["withdrawn"] * 2),
-    "withdrawn without a time": ([A, Document(origin="2", names=A.names, status=WITHDRAWN, issued="")],
-                                 [], ["withdrawn"] * 2),
-    "withdrawn, then anew": ([replace(B, **SAME, status=WITHDRAWN), replace(A, issued="2024-02")],
-                             ["text 1"], ["superseded"]),
-    "by way of a third": ([A, replace(document(3), names=B.names, order=A.order), JOINING],
-                          ["text 2"], ["superseded"] * 2),
-    "a third of another order": ([A, B, JOINING], [], ["several-studies", "superseded", "superseded"]),
-    "names of no value": ([replace(d, names=frozenset({("hl7", "", "CT")})) for d in (A, B)], ["text 1", "text 2"], []),
-    "another patient's version": ([A, replace(B, **SAME, patients=(Identifier("P2"),), issued="2024-02")],
-                                  [], ["several-patients", "superseded"]),
-    "unread": ([A, replace(B, **SAME, unread="is-pdf", issued="2024-02")], [], ["is-pdf", "superseded"]),
-    "two of one order": ([A, replace(B, order=A.order)], [], ["several-reports"] * 2),
-    "of one order, issuers apart": (
-        [replace(A, order=Identifier("A1", "X")), replace(B, order=Identifier("A1", "Y"))], ["text 1", "text 2"], []),
-    "of one order, one issuer unknown": (
-        [replace(A, order=Identifier("A1", "X")), replace(B, order=Identifier("A1", "Y")),
-         replace(document(3), order=Identifier("A1"))], [], ["several-reports"] * 3),
-    "of one order, patients' issuers apart": (
-        [replace(d, order=A.order, patients=(Identifier("P1", i),)) for d, i in ((A, "X"), (B, "Y"))],
-        ["text 1", "text 2"], []),
-    "one study, two patients": ([replace(A, study="1.2"), replace(B, study="1.2", patients=(Identifier("P2"),))],
-                                [], ["several-patients"] * 2),
-    "two studies of one order": ([replace(A, study="1.2"), replace(B, order=A.order, study="1.3")],
-                                 ["text 1", "text 2"], []),
-    "of two orders": ([replace(A, further=BOTH)], ["text 1"] * 2, []),
-    "of two orders, one with another report": ([replace(A, further=BOTH), B], [], ["several-reports"] * 2),
-    "of two orders, one withdrawn elsewhere": (
-        [replace(A, further=BOTH), replace(B, names=frozenset({("fhir", "x")}), status=WITHDRAWN)],
-        [], ["withdrawn", "withdrawn-elsewhere"]),
-    "of two orders, and before of one": (
-        [A, replace(A, further=BOTH, issued="2024-02", origin="2")], [], ["several-studies", "superseded"]),
-    "one names the study": ([replace(A, study="1.2"), replace(B, order=A.order)], [], ["several-reports"] * 2),
-    "no order": ([replace(A, order=Identifier())], [], ["no-accession-number"]),
-    "two of a day": ([replace(d, order=Identifier(), day="2024-01-01") for d in (A, B)], [], ["several-reports"] * 2),
-    "no patient": ([replace(A, patients=())], [], ["no-patient-id"]),
-    "two identifiers": ([replace(A, patients=(Identifier("P1"), Identifier("9")))], [], ["several-patients"]),
-    "withdrawn elsewhere": ([A, replace(B, names=frozenset({("fhir", "x")}), order=A.order, status=WITHDRAWN)],
-                            [], ["withdrawn", "withdrawn-elsewhere"]),
-    "withdrawn elsewhere before": (
-        [replace(A, issued="2024-02"), replace(B, names=frozenset({("fhir", "x")}), order=A.order, status=WITHDRAWN)],
-        ["text 1"], ["withdrawn"]),
-    "characters of another set": ([replace(A, text="Gr\x94\xdfe")], [], ["bad-charset"]),
-    "half a character in an id": ([replace(A, patients=(Identifier("\ud800"),))], [], ["bad-charset"]),
-    **{f"text {text}": ([replace(A, text=text)], [], [reason]) for text, reason in {
-        "": "no-text", " N/A": "no-text", "<NA>": "no-text", "null": "no-text", "None": "no-text",
-        "<b>Kein</b> Erguss": "is-html", "a &lt; b": "is-html", r"{\rtf1 x}": "is-rtf", "<?xml version='1'?>": "is-xml",
-        "<section xmlns='urn:hl7-org:v3'>": "is-xml", "%PDF-1.7": "is-pdf", "JVBERi0xLjQK": "is-pdf",
-        "QmFzZTY0IGlzIG5vIHRleHQ0" * 4: "is-base64"}.items()},
-    "signs of less": ([replace(A, text="Nodule <5 mm [INST] </s>")], ["Nodule <5 mm [INST] </s>"], []),
-}  # fmt: skip
+def stated(n, **more):
+    """The document of that number with what a case says of it."""
+    made = {
+        "names": lambda value: frozenset(map(tuple, value)),
+        "patients": lambda value: tuple(Identifier(*one) for one in value),
+        "order": lambda value: Identifier(*value),
+        "further": lambda value: tuple((Identifier(*order), study) for order, study in value),
+        "clocks": lambda value: tuple(map(tuple, value)),
+    }
+    return document(n, **{name: made.get(name, str)(value) for name, value in more.items()})
+
+
+TABLE = cases(__file__, "documents.yaml")
+CASES = TABLE["cases"] | {f"text {text}": [[{"n": 1, "text": text}], [], [why]] for text, why in TABLE["texts"].items()}
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_one_rule_decides_in_whatever_order_documents_come(case):
     documents, texts, reasons = CASES[case]
+    documents = [stated(**one) for one in documents]
     for order in (documents, documents[::-1]):
         assert outcome(*order) == (sorted(texts), sorted(reasons))
 
@@ -152,7 +107,7 @@ def test_a_moment_sorts_and_is_as_precise_as_stated(when, parts, dashes, zone):
 def test_a_chain_of_many_versions_is_one_report():
     n = 5_000
     documents = [document(i, issued=f"{i:09d}", names=frozenset({("x", str(i)), ("x", str(i + 1))})) for i in range(n)]
-    documents = [replace(d, order=A.order) for d in documents]
+    documents = [replace(d, order=Identifier("A1")) for d in documents]
     assert outcome(*documents) == ([f"text {n - 1}"], ["superseded"] * (n - 1))
 
 
@@ -237,3 +192,42 @@ def test_each_study_gets_its_own_report_or_none(tmp_path, studies, data):
             every[n] = every[n]._replace(**{field: value})
         reports = joined(written(tmp_path / "all", every), images)
         assert all(f"({uid.removeprefix('1.2.')}," in text for uid, text in reports.items())
+
+
+pytest.importorskip("hl7", reason="of the extra 'pacs'")
+
+
+@pytest.fixture
+def read(tmp_path):
+    def read(files, *more):
+        (folder := tmp_path / "source").mkdir()
+        for name, content in files.items():
+            (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+        code, out, err = fedtar_here("data", "reports", folder, "-o", tmp_path / "reports.csv", "--json", *more)
+        assert code == 0, err
+        assert "Erg" not in out + err and "P1" not in out + err
+        with (tmp_path / "reports.csv").open(encoding="utf-8", newline="") as table:
+            return list(csv.DictReader(table)), json.loads(out)["left_out"]
+
+    return read
+
+
+def test_reports_of_all_systems_in_one_table(read, tmp_path):
+    note = "NOTE_ID,PERSON_ID,NOTE_DATE,NOTE_TITLE,NOTE_TEXT\n1,P2,2024-01-31,Radiology report,'- Klar.\n"
+    files = {"a": text_sr(), "b": text_sr(complete=False), "c.hl7": oru("P3", "A3"), "note.CSV": note}
+    rows, left_out = read(files)
+    assert [(r["patient_id"], r["study_instance_uid"], r["study_date"]) for r in rows] == [
+        ("P1", "1.2.1", ""), ("P3", "", ""), ("P2", "", "2024-01-31")]  # fmt: skip
+    assert left_out == {"status-PARTIAL UNVERIFIED FINAL": 1}
+    table = tmp_path / "reports.csv"
+    assert [report.content for report in reports_of_table(table, [])["day", "P2", "2024-01-31"]] == ["- Klar."]
+    assert rows[1]["report"] == TEXT
+
+
+def test_omop_only_radiology_of_a_day_that_has_one(read):
+    table = (Path(__file__).with_name("notes.csv")).read_text(encoding="utf-8")
+    got, left_out = read({"note.csv": table, "other.csv": "a,b\n1,2\n"}, "--accession", "note_source_value")
+    assert [(row["patient_id"], row["accession_number"], row["report"]) for row in got] == [
+        ("P1", "", "CT"), ("P3", "", "US"), ("P5", "A1", "a"), ("P5", "A2", "b")]  # fmt: skip
+    once = ("no-text", "is-html", "bad-row", "no-patient-id")
+    assert left_out == {"other-note": 2, "several-reports": 2, **dict.fromkeys(once, 1)}

@@ -4,7 +4,7 @@ import pytest
 from make_documents import TEXT, acsn, bundle, deletion, form, lines, patient, report
 
 pytest.importorskip("hl7", reason="of the extra 'pacs'")
-MARCH, APRIL = "2024-03-01T00:00:00Z", "2024-04-01T00:00:00Z"
+MARCH = "2024-03-01T00:00:00Z"
 STUDY = {"resourceType": "ImagingStudy", "id": "7", "subject": {"reference": "Patient/1"}, "identifier": [
     {"system": "urn:dicom:uid", "value": "urn:oid:1.2.7"}]}  # fmt: skip
 ORDER = {"resourceType": "ServiceRequest", "id": "8", "identifier": [acsn("A8")]}
@@ -17,19 +17,12 @@ OWN = {"system": "urn:reports", "value": "77"}
 
 
 @pytest.fixture
-def read(tmp_path):
+def read(collected):
     """Rows as (patient, number, study, text), and reasons with their counts."""
-    from fedtar_flare.curation.report_sources import collect
-    from fedtar_flare.data.sources.reading import by_reason
 
     def read(files):
-        for name, content in files.items():
-            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / name).write_text(content, encoding="utf-8")
-        rows, problems, notes = collect(tmp_path)
-        assert all(any(name in str(problem) for name in files) for problem in problems)
-        names = ("patient_id", "accession_number", "study_instance_uid", "report")
-        return sorted(tuple(row[name] for name in names) for row in rows), by_reason([*problems, *notes])
+        rows, reasons = collected(files)
+        return sorted((owner, number, study, text) for owner, _, number, _, study, text in rows), reasons
 
     return read
 

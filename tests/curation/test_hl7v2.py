@@ -5,10 +5,10 @@ import re
 from itertools import permutations
 
 import pytest
-from command import fedtar_here
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from make_documents import TEXT
+from tables import cases
 
 pytest.importorskip("hl7", reason="of the extra 'pacs'")
 WHEN, LATER = "20240131120000", "20240201120000"
@@ -106,45 +106,8 @@ FORCE = {
     "a status that is none": ([oru(status="Doe")], [], {"status-unknown": 1}),
     "another section": ([oru(f24="LAB")], [], {"other-section": 1}),
 }  # fmt: skip
-RESULTS = {
-    "breaks within a field": (obx("a\nb\n\nc", "d"), "a\nb\n\nc\nd"),
-    "names where they differ": (
-        obx("No", code="1^Pneumothorax", kind="ST") + obx("Yes", code="2^Effusion", kind="ST", first=2),
-        "Pneumothorax: No\nEffusion: Yes"),
-    "no names where the others say nothing": (obx("a", code="1^A") + obx("", code="2^B", first=2), "a\n"),
-    "a name that is there": (obx("A: a", code="1^A") + obx("b", code="2^B", first=2), "A: a\nB: b"),
-    "escapes in capitals": (obx(r"a\.BR\b", kind="FT"), "a\nb"),
-    "HL7's null": (obx("a", '""', "b"), "a\n\nb"),
-    "a note before the results is the order's": ("NTE|1||x\r" + obx("a"), "a"),
-    "a note on a result": (obx("a") + "NTE|1||x\r", "note"),
-    "cut short": (obx("a") + "OBX|2|TX|||No eff", "no-result-status"),
-    "cut shorter": (obx("a") + "OBX|2", "no-result-status"),
-    "cut at its name": (obx("a") + "OBX", "status-unknown"),
-    "a raw separator": (obx("a|b"), "no-result-status"),
-    "one is missing": (obx("a") + obx("b", first=3), "result-missing"),
-    "the first is missing": (obx("b", first=2), "result-missing"),
-    "ADD goes on with a field": (obx("a") + "ADD|b\r", "stray-segment"),
-    "HTML": (obx("<html><body>Kein Erguss</body></html>"), "is-html"),
-    "RTF": (obx(r"{\E\rtf1 Kein Erguss}", kind="FT"), "is-rtf"),
-    "control characters": (obx("a\0b"), "bad-charset"),
-    **{f"type {kind}": (obx("a") + obx("x", kind=kind, first=2), f"result-type-{kind or 'unknown'}")
-       for kind in ("CE", "CWE", "NM", "SN", "ED", "RP", "", "Doe")},
-    "a unit": (obx("a", "3|cm").replace("cm|", "cm"), "result-with-unit"),
-    "numbers that begin anew": (obx("a", "b", sub="1") + obx("c", sub="2") + obx("d", sub="1", first=3), "a\nb\nc\nd"),
-    "one is missing of a group": (obx("a", "b", sub="1") + obx("c", sub="2") + obx("d", sub="1", first=4),
-                                  "result-missing"),
-    "numbers that go back": (obx("a", "b", "c") + obx("d", first=2), "result-missing"),
-    "no status, without empty fields": ("OBX|1|TX|||a\rOBX|2|TX|||b\r", "a\nb"),
-    "no status, one that ends early": ("OBX|1|TX|||a\r", "no-result-status"),
-    "no status, one with empty fields": (obx("a", status=""), "a"),
-    "no status of one": (obx("a") + obx("b", status="", first=2), "no-result-status"),
-    "no status, and cut short": (obx("a", status="") + "OBX|2|TX|||No eff", "no-result-status"),
-    "no status, and a separator lost": (obx("a", status="") + "OBX|2|TX||b||||||\r", "no-result-status"),
-    "no status, and more in a later field": (obx("a", "b||not", status=""), "no-result-status"),
-    "UIDs of other things": (obx("a") + obx("1.2.3", kind="ST", code="^SR Instance UID", first=2), "a"),
-    "no value": (obx("a") + obx("", kind="CE", first=2), "a"),
-}  # fmt: skip
-RESULTS["type Doe"] = (RESULTS["type Doe"][0], "result-type-unknown")
+CASES = cases(__file__, "hl7v2.yaml")
+RESULTS, BESIDE = CASES["results"], CASES["beside"]
 
 
 @pytest.mark.parametrize("case", [*WHOSE, *FORCE])
@@ -160,21 +123,6 @@ def test_results_are_text_as_it_is_written_or_left_out(collected, case):
     for end in ("\r", "\n", "\r\n"):
         rows, left_out = collected([(head() + PID + obr() + results).replace("\r", end)])
         assert [row[-1] for row in rows] + [*left_out] == [expected]
-
-
-BESIDE = {
-    "a PDF": ("ED", "^application^pdf^Base64^JVBERi0xLjQK", "attachment"),
-    "a PDF by its first bytes": ("ED", "RIS^AP^^Base64^JVBERi0xLjQK", "attachment"),
-    "pictures": ("ED", "^IM^JPEG^Base64^/9j/~^image^png^Base64^iVBO", "attachment"),
-    "where it is": ("RP", "https://pacs/x?a=1", "attachment"),
-    "a file's name": ("RP", "x.pdf^^AP^PDF", "attachment"),
-    "data of another kind": ("ED", "^TEXT^plain^A^Kein Erguss", "result-type-ED"),
-    "a PDF and words": ("ED", "^AP^PDF^Base64^JVBERi0xLjQK~kein Erguss", "result-type-ED"),
-    "words": ("RP", "kein Erguss", "result-type-RP"),
-    "words and where it is": ("RP", "kein Erguss https://x/y", "result-type-RP"),
-    "words in place of a PDF": ("ED", "^application^pdf^Base64^kein Erguss", "result-type-ED"),
-    "a PDF in text": ("TX", "JVBERi0xLjQK", "is-pdf"),
-}
 
 
 @pytest.mark.parametrize("case", BESIDE)
@@ -303,9 +251,3 @@ def test_a_header_in_any_characters(collected):
     others = oru().encode("utf-16"), oru("a").replace("ORU", "ADT")
     files = [framed, b"\xef\xbb\xbf" + framed[1:], chinese, *others]
     assert collected(files) == ([a("a"), a("a", "A2")], {"no-report": 2})
-
-
-def test_the_command_names_the_first_of_each_reason(tmp_path):
-    (tmp_path / "a.hl7").write_text(oru(r"a\Zx\b", number="A2") + oru(number="A1"))
-    code, out, _ = fedtar_here("data", "reports", tmp_path / "a.hl7", "-o", tmp_path / "reports.csv")
-    assert code == 0 and f"bad-escape: 1, such as: {tmp_path / 'a.hl7'}, message 1, order 1: a '\\' in a field" in out

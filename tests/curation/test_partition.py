@@ -1,17 +1,26 @@
+"""A collection divided over sites; and ``fedtar data check``: what it counts and rejects, and the page that stays."""
+
+import json
+import re
 from collections import Counter
 from datetime import datetime, timedelta
 from pathlib import Path
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from command import failing, passing
+from command import failing, fedtar_here, passing
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kits import write_noise
 from PIL import Image
 from refused import refused
+from tables import cases, write_table
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.curation import partition
+from fedtar_flare.curation.check import check
+from fedtar_flare.curation.page import STAYS, bin_edges, data_page, histogram
 from fedtar_flare.curation.partition import by_dirichlet, by_institution, by_random, partition_source
 from fedtar_flare.data.cells import Timeline
 from fedtar_flare.data.cohort import Patient, Visit
@@ -54,21 +63,6 @@ def test_dirichlet_takes_every_patient_once_and_fills_every_site(classes, sites,
     assert set(site_of) == set(kinds) and len(set(site_of.values())) == sites
 
 
-def test_a_small_concentration_makes_unlike_sites():
-    kinds = {f"p{i}": i % 4 for i in range(2000)}
-
-    def distance(concentration):
-        tables = []
-        for seed in range(10):
-            site_of = by_dirichlet(kinds, 4, concentration, seed)
-            pairs = Counter((site_of[i], kind) for i, kind in kinds.items())
-            table = np.array([[pairs[f"site-{s}", k] for k in range(4)] for s in range(1, 5)], float)
-            tables.append(np.abs(table / table.sum(1, keepdims=True) - 0.25).sum(1).mean() / 2)
-        return np.mean(tables)
-
-    assert distance(100.0) < 0.1 < distance(1.0) < distance(0.1)
-
-
 def test_clusters_put_like_reports_together():
     patients = [patient(i, TOPICS[i % 4 if i < 40 else 0]) for i in range(50)]
     clusters = partition.report_clusters(patients, 4, seed=0)
@@ -90,13 +84,7 @@ def test_institutions():
     assert partition.site_name("  ") == partition.site_name("北京") == "unknown"
 
 
-@pytest.mark.parametrize(
-    "settings, wrong",
-    [({"by": "site"}, "by 'site'"), ({"by": "random"}, "-n"), ({"by": "institution", "sites": 2}, "-n"),
-     ({"by": "random", "sites": 0}, "not 0"), ({"by": "random", "sites": 99}, "99 sites"),
-     ({"by": "random", "sites": 2, "time_steps": 0}, "time_steps"), ({"by": "institution"}, "institutions"),
-     ({"by": "dirichlet", "sites": 2, "concentration": -1.0, "classes": 2}, "concentration")],
-)  # fmt: skip
+@pytest.mark.parametrize("settings, wrong", cases(__file__, "partition.yaml"))
 def test_wrong_settings(manifest, tmp_path, settings, wrong):
     with pytest.raises(ConfigError, match=wrong):
         partition_source("manifest", manifest, tmp_path / "out", **settings)
@@ -171,18 +159,92 @@ def test_a_manifest_with_institutions(manifest, tmp_path):
         partition_source("manifest", lines, tmp_path / "out", by="institution")
 
 
-@pytest.mark.shared_data
-def test_the_natural_sites_of_the_real_collection(shared_data, tmp_path):
-    path = shared_data / "covid_chestxray"
-    sites, left_out = partition_source("covid_chestxray", path, tmp_path, by="institution", time_steps=3)
-    assert [(s.site, s.patients) for s in sites] == [("australia", 4), ("others", 22), ("spain", 13)]
-    assert sum(s.visits for s in sites) == 114
-    assert left_out == {"empty-report": 66, "no-date": 1, "not-frontal-radiograph": 43}
-    for site, location in (("spain", "Spain"), ("australia", "Australia"), ("others", "others")):
-        written = read_source("manifest", tmp_path / site / "manifest.csv").patients()
-        direct = read_source("covid_chestxray", path, {"location": location}).patients()
-        one, other = (
-            sorted((p.patient_id, p.sex, [(v.acquired, v.age, v.image) for v in p.visits]) for p in group)
-            for group in (written, direct)
-        )
-        assert one == other
+HEAD = ["patient_id", "study_datetime", "image", "report", "age", "sex"]
+
+
+def write(folder, *rows):
+    return write_table(folder / "manifest.csv", [dict(zip(HEAD, row, strict=True)) for row in rows])
+
+
+@pytest.fixture
+def radiographs(tmp_path):
+    """Eight radiographs of three patients, among them a cut one, a row without a report and one without a date."""
+    rng = np.random.default_rng(0)
+    for n in range(8):
+        Image.fromarray(rng.integers(0, 256, (60 + n, 50), np.uint8)).save(tmp_path / f"{n}.png")
+    (tmp_path / "4.png").write_bytes((tmp_path / "4.png").read_bytes()[:700])
+    text = Path(__file__).with_name("radiographs.csv").read_text(encoding="utf-8")
+    (tmp_path / "manifest.csv").write_text(text)
+    return tmp_path / "manifest.csv"
+
+
+def test_numbers_against_a_plain_count(radiographs):
+    result = check(radiographs)
+    assert (result.modality, len(result.patients), len(result.visits), result.images) == ("radiograph", 3, 5, 6)
+    assert Counter(result.visits_per_patient) == {3: 1, 1: 2} and result.gaps == [10, 50]
+    assert result.sexes == {"F": 1, "M": 1, "unknown": 1} and sorted(result.ages) == [50, 50, 50.2, 70]
+    assert sorted(result.words) == [1, 2, 2, 3, 5]
+    assert result.rejections == {"empty-report": 1, "no-date": 1, "unreadable": 1}
+    assert "row 7" in result.rejected["empty-report"][0] and result.rejected["unreadable"][0].startswith("row-6 ")
+    assert sorted(result.shapes) == [(1, side, 50) for side in (60, 61, 62, 63, 67)]
+    assert result.identifiers == {"name": ["row-5"]}
+    summary = json.loads(json.dumps(result.summary()))
+    assert summary["gap_days"]["median"] == 30 and summary["age"]["unknown"] == 1
+
+
+def test_the_same_picture_under_two_patients_is_named(tmp_path):
+    for n in range(3):
+        write_noise(tmp_path / f"{n}.png", n)
+    Image.open(tmp_path / "0.png").save(tmp_path / "copy.jpg", quality=60)
+    studies = ("A1 0.png", "A2 1.png", "B1 copy.jpg", "C1 2.png", "C2 2.png")  # twice at one patient: no matter
+    rows = [[study[0], f"2020-01-0{study[1]}", study[3:], "Clear.", "", ""] for study in studies]
+    table, page = write(tmp_path, *rows), tmp_path / "page.html"
+    code, out, _ = fedtar_here("data", "check", table, "-o", page, "-j", "1", "--json")
+    named = "A and B: 1 picture(s), row-2 (2020-01-01) and row-4 (2020-01-01)"
+    assert page.stat().st_mode & 0o077 == 0, "for its owner alone"
+    assert code == 1 and json.loads(out)["shared_pictures"] == {"pairs": 1, "patients": 2, "examples": [named]}
+    assert not json.loads(out)["rejected"] and f"<li>{named}</li>" in page.read_text()
+    good = write(tmp_path, ["A", "2020-01-01", "0.png", "Clear lungs.", "50", "F"])
+    assert fedtar_here("data", "check", good, "-o", page, "--thumbnails", 0)[0] == 0 and "<img" not in page.read_text()
+
+
+def test_site_files_and_exclusion(radiographs, tmp_path):
+    (tmp_path / "gone.txt").write_text("A\n")
+    table = tmp_path / "manifest.csv"
+    table.write_text(table.read_text().replace("\nA,", "\nA^^^NORTH,"))
+    (tmp_path / "site.yaml").write_text("source: manifest\npath: manifest.csv\nexclude: gone.txt\n")
+    result = check(tmp_path / "site.yaml", thumbnails=0)
+    assert result.excluded == 3 and [p.patient_id for p in result.patients] == ["B", "C"] and result.images == 3
+    (tmp_path / "phantoms.yaml").write_text("source: synthetic\n")
+    (tmp_path / "empty").mkdir()
+    for target in ("phantoms.yaml", "empty", "nowhere.csv"):
+        with pytest.raises(ConfigError, match=target):
+            check(tmp_path / target)
+
+
+def test_the_page(radiographs):
+    html = data_page(check(radiographs))
+    tree = ElementTree.fromstring(html)
+    shown = " ".join(" ".join(tree.find("body").itertext()).split())
+    assert shown.startswith(STAYS)
+    assert [s.get("id") for s in tree.iter("section")] == ["problems", "cohort", "reports", "images", "pictures"]
+    assert "5 of 8 studies, of 3 patients" in shown and "3 rejected studies" in shown
+    assert "default-src 'none'; style-src 'unsafe-inline'; img-src data:" in html
+    without = re.sub(r'src="data:image/png;base64,[A-Za-z0-9+/=]+"', "", html)
+    assert not re.search(r"https?:|//[a-z]|@import|url\(|<script|<link|<iframe|src=", without)
+    assert len(list(tree.iter("img"))) == 5 and all(i.get("src").startswith("data:image/png") for i in tree.iter("img"))
+    assert not [name for element in tree.iter() for name in element.attrib if name.startswith("on")]
+    assert "<left" not in html and "Effusion" not in html  # no report stands on the page
+    assert not re.search(r"\b(nan|inf|None\b(?!\.))", shown) and "row-6" in shown
+    bars = sum(len(re.findall('class="bar"', ElementTree.tostring(f, "unicode"))) for f in tree.iter("figure"))
+    assert bars >= 10
+
+
+@given(st.lists(st.floats(-1e5, 1e5, allow_subnormal=False), min_size=1, max_size=30), st.booleans())
+def test_every_value_lies_in_one_bar(values, whole):
+    values = [float(round(v)) for v in values] if whole else values
+    edges = bin_edges(values, whole)
+    near = 1e-8 * (edges[1] - edges[0])  # a value this close to an edge belongs to the bar on either side
+    assert edges[0] <= min(values) + near and max(values) <= edges[-1] + near and 2 <= len(edges) <= 15
+    counts = [int(n) for n in re.findall(r": (\d+)</title>", histogram("t", values, "x", whole_numbers=whole))]
+    assert sum(counts) == len(values)

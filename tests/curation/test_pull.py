@@ -160,7 +160,8 @@ def liar(tmp_path):
     with ThreadingHTTPServer(("127.0.0.1", 0), Liar) as server:
         server.socket = context.wrap_socket(server.socket, server_side=True)
         server.seen, server.daemon_threads, server.handle_error = [], True, lambda *_: None
-        server.url, server.login = f"https://localhost:{server.server_port}/web", files
+        server.url, server.files = f"https://localhost:{server.server_port}/web", files
+        server.login = [word for name, file in files.items() for word in (f"--{name}", file)]
         server.answers = {"studies": [record(**STUDY)], "instances": LISTED, "series": parts(instance(7))}
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
@@ -211,9 +212,8 @@ CUT = (*parts()[:2], [parts(instance(7))[2][0][:-40]])
 )
 def test_a_pacs_that_lies_is_refused_and_leaves_no_study(liar, tmp_path, change, reason, caplog, recwarn):
     liar.answers |= change
-    login = [word for name, file in liar.login.items() for word in (f"--{name}", file)]
     with applied(Limits(file_bytes=1 << 20)):
-        code, done, err = pulled([*arguments(tmp_path, liar.url, "PatientID", "P7"), *login])
+        code, done, err = pulled([*arguments(tmp_path, liar.url, "PatientID", "P7"), *liar.login])
     text = f"{err}{json.dumps(done)}{caplog.text}{[str(one.message) for one in recwarn]}"
     assert code == 1 and reason in text
     assert not any(word in text for word in (NAME, "P7", "abc.def", "Traceback"))
@@ -229,9 +229,8 @@ def test_a_pacs_that_sends_a_byte_now_and_then_does_not_keep_the_command_waiting
     liar.answers["studies"] = (
         (200, {}, drops) if where == "body" else (200, SimpleNamespace(items=lambda: [*drops]), [])
     )
-    login = [word for name, file in liar.login.items() for word in (f"--{name}", file)]
     try:
-        code, _, err = pulled([*arguments(tmp_path, liar.url, "PatientID", "P7"), *login])
+        code, _, err = pulled([*arguments(tmp_path, liar.url, "PatientID", "P7"), *liar.login])
     finally:
         over.set()
     assert code == 1 and "Traceback" not in err and not list((tmp_path / "out/studies").glob("*"))
@@ -242,8 +241,7 @@ def test_a_part_after_a_preamble_a_series_of_number_0_and_a_list_that_may_go_on(
     liar.answers["instances"] = [LISTED[0] | record(SeriesNumber=0)]
     status, head, (body, end) = liar.answers["series"]
     liar.answers["series"] = (status, head, [b"This is MIME.\r\n\r\nIn --x parts\r\n--", body[4:], end])
-    login = [word for name, file in liar.login.items() for word in (f"--{name}", file)]
-    command = [*arguments(tmp_path, liar.url, "PatientID,SeriesNumber", "P7,0"), *login]
+    command = [*arguments(tmp_path, liar.url, "PatientID,SeriesNumber", "P7,0"), *liar.login]
     code, done, err = pulled(command)
     assert (code, done["files"], done["left_out"]) == (0, 1, {}), err
     liar.answers["studies"] = (200, {"Warning": '299 pacs: "more"'}, [json.dumps(liar.answers["studies"]).encode()])
@@ -285,6 +283,6 @@ def test_a_list_of_studies_is_whole_or_called_doubtful(n, limits, offsets, shift
      ("https://localhost/web", 0o600, "Modality", "study")],
 )  # fmt: skip
 def test_a_query_that_reveals_a_secret_or_asks_for_everything_is_refused(liar, tmp_path, url, mode, column, word):
-    liar.login["token"].chmod(mode)
-    code, _, err = pulled([*arguments(tmp_path, url, column, "P7"), "--token", liar.login["token"]])
+    liar.files["token"].chmod(mode)
+    code, _, err = pulled([*arguments(tmp_path, url, column, "P7"), "--token", liar.files["token"]])
     assert code == 2 and word in err and "passw0rd" not in err
