@@ -54,6 +54,10 @@ def each_at_one_place(ds):
         frame.PlanePositionSequence[0].ImagePositionPatient = list(ORIGIN)
 
 
+def three_groups_more(ds):
+    ds.PerFrameFunctionalGroupsSequence.extend(ds.PerFrameFunctionalGroupsSequence[:3])
+
+
 def without_meta(preamble: bytes, implicit: bool, little: bool) -> mk.Make:
     """A series whose files begin with the dataset, or have a preamble alone before it."""
 
@@ -69,20 +73,14 @@ def without_meta(preamble: bytes, implicit: bool, little: bool) -> mk.Make:
 
 HEADERS = {
     "missing-slices": [drop(5), drop(3, 4), drop(2, 8)],
-    "duplicate-slices": [
-        only(5, put(ImagePositionPatient=[X, Y, Z + 4 * SPACING[0]])), put(ImagePositionPatient=list(ORIGIN)),
-    ],
+    "duplicate-slices": [only(5, put(ImagePositionPatient=[X, Y, Z + 10.0])), put(ImagePositionPatient=list(ORIGIN))],
     "uneven-spacing": [place(lambda i: i * 2.5 + (i > 5) * 1.2), place(lambda i: 0.2 * i * i)],
     "gantry-tilt": [place(lambda i: 2.5 * i, x=0.3)],
     "shifted-slices": [only(5, put(ImagePositionPatient=[X + 9, Y, Z + 5 * SPACING[0]]))],
     "mixed-orientation": [
-        only(5, put(ImageOrientationPatient=[0, 1, 0, 0, 0, -1])),
-        only(5, put(ImageOrientationPatient=[-1, 0, 0, 0, 1, 0])),
+        only(5, put(ImageOrientationPatient=way)) for way in ([0, 1, 0, 0, 0, -1], [-1, 0, 0, 0, 1, 0])
     ],
-    "mirrored": [
-        put(ImageOrientationPatient=[-1, 0, 0, 0, 1, 0]),
-        put(ImageOrientationPatient=[-1, 0, 0, 0, 1, 0], PatientPosition="HFS"),
-    ],
+    "mirrored": [put(ImageOrientationPatient=[-1, 0, 0, 0, 1, 0], **more) for more in ({}, {"PatientPosition": "HFS"})],
     "mixed-size": [only(5, put(Rows=20, Columns=24))],
     "mixed-pixel-spacing": [only(5, put(PixelSpacing=[1.6, 1.4]))],
     "implausible-spacing": [put(PixelSpacing=[0.0008, 0.0007]), put(PixelSpacing=[800, 700])],
@@ -94,8 +92,7 @@ HEADERS = {
     "not-ct": [put(Modality="MR"), put(Modality="PT"), put(Modality=None)],
     "no-pixel-data": [put(PixelData=None), only(5, put(PixelData=None))],
     "no-pixel-spacing": [
-        put(PixelSpacing=None), only(5, put(PixelSpacing=None)), put(PixelSpacing=[0, 0.7]),
-        put(PixelSpacing=[-0.8, 0.7]),
+        only(5, put(PixelSpacing=None)), *(put(PixelSpacing=spacing) for spacing in (None, [0, 0.7], [-0.8, 0.7])),
     ],
     "no-position": [put(ImagePositionPatient=None), only(5, put(ImagePositionPatient=None)), put(NumberOfFrames=2)],
     "no-orientation": [put(ImageOrientationPatient=None), put(ImageOrientationPatient=[1, 0, 0, 1, 0, 0])],
@@ -190,10 +187,7 @@ CT: dict[str, tuple] = {
     "a folder with a broken DICOMDIR": (Right(), mk.disc(mk.cut_directory)),
     "enhanced multi-frame": (Right(), mk.enhanced(order=np.random.default_rng(1).permutation(12))),
     "enhanced multi-frame, RLE": (Right(), mk.enhanced(mk.rle)),
-    "enhanced with more groups than frames": (
-        "truncated",
-        mk.enhanced(lambda ds: ds.PerFrameFunctionalGroupsSequence.extend(ds.PerFrameFunctionalGroupsSequence[:3])),
-    ),
+    "enhanced with more groups than frames": ("truncated", mk.enhanced(three_groups_more)),
     "enhanced with all frames at one place": ("duplicate-slices", mk.enhanced(each_at_one_place)),
     "enhanced without groups": ("no-position", mk.enhanced(lambda ds: delattr(ds, "PerFrameFunctionalGroupsSequence"))),
     "NIfTI": (Right(), mk.nifti()),
@@ -249,8 +243,6 @@ def test_files_cut_anywhere_are_refused(tmp_path, kept):
 
 
 OTHER_LENGTHS = (0, mk.BYTES // 4, mk.BYTES // 2, mk.BYTES - 2, mk.BYTES + 1, mk.BYTES + 2, mk.BYTES + 38, 1 << 31)
-
-
 IMPLICIT = syntax(ImplicitVRLittleEndian)
 
 
@@ -270,8 +262,8 @@ PIXEL_HEADERS = {
         for n in OTHER_LENGTHS
     },
     **{
-        f"RLE as {vr!r} of {length} bytes": (mk.HEADER, mk.rewritten(mk.stating(vr, length), 5, edit=mk.rle))
-        for vr, length in ((b"OX", None), (b"UN", None), (b"OB", 300))
+        f"RLE as {vr!r}": (mk.HEADER, mk.rewritten(mk.stating(vr, length), 5, edit=mk.rle))
+        for vr, length in {b"OX": None, b"UN": None, b"OB": 300}.items()
     },
     "half and filling": (mk.HEADER, mk.rewritten(half_and_filling)),
     "half and filling in a zip": (mk.HEADER, mk.packed(of=mk.rewritten(half_and_filling))),

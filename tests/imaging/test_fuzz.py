@@ -25,16 +25,8 @@ import pytest
 from make_dicom import ENCODERS, ORIGIN, SPACING, compress, enhanced_dataset, trunk, write_radiograph, write_series
 from mutations import PIXELS, Files, Mutation, mutated, raw
 from PIL import Image
+from pydicom import uid
 from pydicom.datadict import keyword_for_tag
-from pydicom.uid import (
-    DeflatedExplicitVRLittleEndian,
-    ExplicitVRBigEndian,
-    ImplicitVRLittleEndian,
-    JPEG2000Lossless,
-    JPEGLosslessSV1,
-    JPEGLSLossless,
-    RLELossless,
-)
 
 from fedtar_flare.core.errors import DataError
 from fedtar_flare.imaging.limits import Limits, applied
@@ -80,10 +72,10 @@ def body() -> np.ndarray:
 def series(folder: Path, syntax: str = "") -> Files:
     def edit(ds, i):
         ds.InstanceNumber, ds.SliceLocation = i + 1, ORIGIN[2] + i * SPACING[0]
-        if syntax in (RLELossless, *ENCODERS):
+        if syntax in (uid.RLELossless, *ENCODERS):
             compress(ds, syntax)
         elif syntax:
-            if syntax == ExplicitVRBigEndian:
+            if syntax == uid.ExplicitVRBigEndian:
                 ds.PixelData = np.frombuffer(ds.PixelData, "<u2").astype(">u2").tobytes()
             ds.file_meta.TransferSyntaxUID = syntax
 
@@ -103,13 +95,13 @@ def synthetic(tmp_path_factory) -> dict[str, Base]:
     folder = tmp_path_factory.mktemp("bases")
     bases = {
         "explicit VR": Base(series(folder / "explicit"), ct, 20),
-        "implicit VR": Base(series(folder / "implicit", ImplicitVRLittleEndian), ct, 10),
-        "big endian": Base(series(folder / "big", ExplicitVRBigEndian), ct, 3),
-        "deflated": Base(series(folder / "deflated", DeflatedExplicitVRLittleEndian), ct, 3),
-        "RLE": Base(series(folder / "rle", RLELossless), ct, 8),
-        "JPEG-LS": Base(series(folder / "jls", JPEGLSLossless), ct, 8),
-        "JPEG lossless": Base(series(folder / "jpeg", JPEGLosslessSV1), ct, 8),
-        "JPEG 2000": Base(series(folder / "j2k", JPEG2000Lossless), ct, 8),
+        "implicit VR": Base(series(folder / "implicit", uid.ImplicitVRLittleEndian), ct, 10),
+        "big endian": Base(series(folder / "big", uid.ExplicitVRBigEndian), ct, 3),
+        "deflated": Base(series(folder / "deflated", uid.DeflatedExplicitVRLittleEndian), ct, 3),
+        "RLE": Base(series(folder / "rle", uid.RLELossless), ct, 8),
+        "JPEG-LS": Base(series(folder / "jls", uid.JPEGLSLossless), ct, 8),
+        "JPEG lossless": Base(series(folder / "jpeg", uid.JPEGLosslessSV1), ct, 8),
+        "JPEG 2000": Base(series(folder / "j2k", uid.JPEG2000Lossless), ct, 8),
     }
     enhanced_dataset(body(), range(9)).save_as(folder / "e.dcm", enforce_file_format=True)
     bases["enhanced"] = Base({"e.dcm": (folder / "e.dcm").read_bytes()}, ct, 4)

@@ -22,8 +22,6 @@ from tables import cases
 from fedtar_flare.core.errors import DataError
 from fedtar_flare.curation.archive import index_folder
 from fedtar_flare.curation.partition import partition_source
-from fedtar_flare.data.cohort import Visit
-from fedtar_flare.data.sources.fields import date_of
 from fedtar_flare.data.sources.manifest import read_manifest, write_rows
 from fedtar_flare.imaging.cache import file_identity, files_of
 from fedtar_flare.imaging.pipeline import Size, entry_of, prepare, prepare_visits
@@ -126,8 +124,7 @@ RADIOGRAPHS: dict[str, tuple[str | tuple[str, ...], mk.Make]] = {
     "DX, inverted": (RIGHT, radiograph(4095 - GREY16, PhotometricInterpretation="MONOCHROME1")),
     "DX, MONOCHROME2 and inverse": ("conflicting-polarity", radiograph(PresentationLUTShape="INVERSE")),
     "DX, MONOCHROME1 and identity": (
-        "conflicting-polarity",
-        radiograph(PhotometricInterpretation="MONOCHROME1", PresentationLUTShape="IDENTITY"),
+        "conflicting-polarity", radiograph(PhotometricInterpretation="MONOCHROME1", PresentationLUTShape="IDENTITY"),
     ),
     "DX, a screenshot": ("secondary-capture", radiograph(ImageType=["DERIVED", "SECONDARY", "SCREEN SAVE"])),
     "DX by a palette": ("not-a-radiograph", radiograph(PhotometricInterpretation="PALETTE COLOR")),
@@ -204,15 +201,6 @@ def test_any_number_in_a_radiographs_header_is_refused_or_read(tmp_path_factory,
         assert error.reason
 
 
-def test_16_bit_pictures_are_stretched_between_percentiles(tmp_path):
-    deep = GREY.astype(np.uint16) * 20 + 1000
-    deep[0, 0] = 65535  # a dead pixel
-    Image.fromarray(deep).save(tmp_path / "f.png")
-    seen = read_radiograph(tmp_path / "f.png")
-    assert seen[0, 0] == 255 and seen[-1, -1] >= 250 and seen[1, 1] < 10
-    assert np.corrcoef(seen.ravel()[1:], GREY.ravel()[1:])[0, 1] > 0.999
-
-
 @pytest.mark.parametrize("bits", [8, 10, 12, 16])
 @pytest.mark.parametrize("window", [False, True])
 def test_dicom_depth_window_and_monochrome1(tmp_path, bits, window):
@@ -255,7 +243,7 @@ def test_a_rescale_means_the_same_with_a_window_and_without(tmp_path, slope):
 
 @settings(max_examples=40)
 @given(
-    st.booleans(), st.booleans(), st.sampled_from([(4095, 4095), (3500, 4095), (0, 200), (2000, 2100)]), st.booleans()
+    st.booleans(), st.booleans(), st.sampled_from([(4095,) * 2, (3500, 4095), (0, 200), (2000, 2100)]), st.booleans()
 )
 def test_padding_is_black_and_moves_no_other_grey(tmp_path_factory, inverse, window, padding, signed):
     """Whatever the value, range, window and polarity: the film is as without its padded border."""
@@ -284,16 +272,8 @@ def test_a_tiff_in_which_white_is_zero(tmp_path, kind):
     assert np.corrcoef(read_radiograph(path).ravel(), GREY.ravel())[0, 1] > 0.999
 
 
-def test_burnt_in_letters_darken_nothing(tmp_path):
-    film = np.random.default_rng(0).normal(1000, 200, (100, 100)).clip(0, 2000).astype(np.uint16)
-    plain = read_radiograph(radiograph(film, 16)(tmp_path))
-    film[:8, :10] = 65535  # .8 % of the pixels
-    assert abs(read_radiograph(radiograph(film, 16)(tmp_path))[20:].mean() - plain[20:].mean()) < 15
-
-
-COLOURS = np.stack(np.broadcast_arrays(np.arange(40)[:, None] * 6, np.arange(60) * 4, np.uint8(90)), -1).astype(
-    np.uint8
-)
+CHANNELS = np.broadcast_arrays(np.arange(40)[:, None] * 6, np.arange(60) * 4, np.uint8(90))
+COLOURS = np.stack(CHANNELS, -1).astype(np.uint8)
 
 
 @pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "P"])
@@ -322,16 +302,6 @@ def test_what_is_no_photograph_is_refused(tmp_path, name):
     reason, write = PHOTOGRAPHS[name]
     with refused(reason):
         read_photograph(write(tmp_path))
-
-
-def test_model_input_is_in_colour_and_apart_from_that_of_a_radiograph(tmp_path):
-    Image.fromarray(COLOURS).save(tmp_path / "f.png")
-    visit = Visit("p", "v", date_of("2020-01-01"), tmp_path / "f.png", "", "photograph", labels=frozenset())
-    visits = visit, replace(visit, modality="radiograph")
-    photograph, grey = (np.asarray(prepare(each, Size(16, 16), tmp_path / "cache").image) for each in visits)
-    assert photograph.shape == grey.shape == (1, 3, 16, 16) and np.array_equal(grey[0, 0], grey[0, 1])
-    top = photograph[0, :, 4].astype(int)  # the first rows are the margin of a wide picture
-    assert abs(top[2, 8] - 90) <= 1 and top[1, 15] > top[1, 0] + 150
 
 
 def test_a_lateral_view_is_a_second_picture_where_a_model_is_shown_it_and_stays_with_its_study(tmp_path):

@@ -2,8 +2,10 @@
 
 import inspect
 import math
+from itertools import permutations, product
 
 import monai.transforms
+import nibabel.orientations as nio
 import numpy as np
 import pytest
 import torch
@@ -15,27 +17,17 @@ from tables import cases
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.settings import build
-from fedtar_flare.imaging.augment import BLUR, BRIGHTNESS, CONTRAST, SiteChange, augment, change_of, sample_seed
+from fedtar_flare.imaging import transforms
+from fedtar_flare.imaging.augment import BLUR, BRIGHTNESS, CONTRAST, SiteChange, augment, change_of
 from fedtar_flare.imaging.batch import collate
 from fedtar_flare.imaging.cache import Prepared
 from fedtar_flare.imaging.limits import Limits, applied
 from fedtar_flare.imaging.pipeline import Size
-from fedtar_flare.imaging.transform_list import (
-    DETERMINISTIC,
-    LISTED,
-    MOST,
-    RANDOM,
-    SAFE,
-    built_in,
-    deterministic,
-    random_for_training,
-)
-from fedtar_flare.imaging.transforms import VoxelLimitd, composed, preparation
+from fedtar_flare.imaging.transform_list import DETERMINISTIC, LISTED, RANDOM, SAFE, built_in
 from fedtar_flare.learning.config import DataConfig
 from fedtar_flare.site.site_file import Bounds
 
 SPACING = {"name": "Spacingd", "pixdim": [1, 1, 2.5]}
-NOISE = {"name": "RandGaussianNoised", "prob": 1.0, "std": 0.1}
 
 
 @pytest.mark.parametrize("name", LISTED)
@@ -48,18 +40,12 @@ def test_every_argument_is_monais_and_none_but_the_needed_lacks_a_default(name):
     assert not {"keys", "fn", "func", "device", "dtype", "meta_keys", "factor_key"} & {*listed.needed, *listed.other}
 
 
-def test_a_job_adds_few_and_only_mappings():
-    for wrong in ([NOISE] * (MOST + 1), ["Spacingd"]):
-        with pytest.raises(ConfigError, match="transforms"):
-            DataConfig(transforms=wrong)
-
-
 @pytest.mark.parametrize(("spec", "words"), cases(__file__, "refused_transforms.yaml"))
 def test_what_cannot_be_added_is_refused_when_settings_are_built_and_again_when_the_compose_is(spec, words):
     with pytest.raises(ConfigError) as caught:
         DataConfig(transforms=[spec])
     assert "transforms" in str(caught.value) and words in str(caught.value)
-    for make in (lambda: preparation("ct", Size(16, 4), [spec]), lambda: composed([spec])):
+    for make in (lambda: transforms.preparation("ct", Size(16, 4), [spec]), lambda: transforms.composed([spec])):
         with pytest.raises(ConfigError):
             make()
 
@@ -89,7 +75,7 @@ def example(name):
 
 @pytest.mark.parametrize("name", DETERMINISTIC)
 def test_each_deterministic_one_changes_a_volume(name):
-    seen = composed([example(name)])({"image": volume()})["image"]
+    seen = transforms.composed([example(name)])({"image": volume()})["image"]
     assert isinstance(seen, MetaTensor) and seen.ndim == 4
     assert seen.shape != volume().shape or not torch.equal(seen.as_tensor(), volume().as_tensor())
 
@@ -108,13 +94,6 @@ def test_each_random_one_changes_model_input_and_one_seed_decides_how(specs, see
     assert np.array_equal(once, augment(images, seed, specs)) and np.array_equal(images, before)
 
 
-def test_seeds_differ_and_so_do_pictures():
-    images = np.random.default_rng(0).integers(0, 256, (2, 3, 20, 20), np.uint8)
-    pictures = [augment(images, sample_seed(0, 1, update, "visit"), built_in(20)) for update in range(12)]
-    assert len({picture.tobytes() for picture in pictures}) == 12
-    assert sample_seed(0, 1, 2) == 1942241016 != sample_seed(0, 12)  # in every process
-
-
 def test_the_built_in_changes_are_small_and_move_all_slices_and_channels_alike():
     plane = np.zeros((32, 32), np.uint8)
     plane[8:20, 10:26] = 180  # off the middle
@@ -129,29 +108,21 @@ def test_the_built_in_changes_are_small_and_move_all_slices_and_channels_alike()
         assert all(0 <= change < 0.15 * 255 for change in changes) and max(changes) > 0
 
 
-def test_where_each_runs():
-    specs = [NOISE, SPACING]
-    assert deterministic(specs) == [SPACING] and random_for_training(specs, augment=False, image_size=16) == [NOISE]
-    assert random_for_training(specs, augment=True, image_size=16) == [*built_in(16), NOISE]
-    names = [type(t).__name__ for t in preparation("ct", Size(16, 4), specs).transforms]
-    assert names == ["ReadStudyd", "VoxelLimitd", "Spacingd", "LungSlicesd", "HUWindowsd", "SquareResized"]
-
-
 def test_a_picture_has_no_spacing_and_what_monai_cannot_make_is_named():
     for modality in ("radiograph", "photograph"):
         with pytest.raises(ConfigError, match="Spacingd is for CT volumes"):
-            preparation(modality, Size(16, 4), [SPACING])
+            transforms.preparation(modality, Size(16, 4), [SPACING])
     with pytest.raises(ConfigError, match="RandShiftIntensityd cannot be made"):
-        composed([{"name": "RandShiftIntensityd", "offsets": [0.1]}])
+        transforms.composed([{"name": "RandShiftIntensityd", "offsets": [0.1]}])
 
 
 def test_resampling_stays_within_the_sites_limits():
     """24 x 26 x 12 voxels of 2 x 2 x 5 mm at 1 mm are 48 x 52 x 60."""
     wanted = 48 * 52 * 60
     with applied(Limits(voxels=wanted)):
-        VoxelLimitd("image", 1.0)({"image": volume()})
+        transforms.VoxelLimitd("image", 1.0)({"image": volume()})
     with applied(Limits(voxels=wanted - 1)), refused("too-large", "resampled by Spacingd"):
-        VoxelLimitd("image", [1, 1, 1])({"image": volume()})
+        transforms.VoxelLimitd("image", [1, 1, 1])({"image": volume()})
 
 
 def prepared(pixels):
@@ -199,3 +170,114 @@ def test_values_positions_and_mask():
     assert batch.position_mm.tolist() == [[0, 1, 2], [0, 0, 0]]
     assert batch.slice_mask.tolist() == [[True] * 3, [True, False, False]]
     assert batch.to("cpu").slice_mask.equal(batch.slice_mask)
+
+
+RNG = np.random.default_rng(5)
+RAS = RNG.integers(-1000, 1000, (6, 7, 9)).astype(np.int16)
+SIZES = (0.7, 0.8, 2.5)
+AFFINE = np.diag((*SIZES, 1.0))
+
+
+def stored(array=RAS, affine=AFFINE):
+    return MetaTensor(torch.from_numpy(np.ascontiguousarray(array))[None], affine=affine)
+
+
+@pytest.mark.parametrize("axes", permutations(range(3)))
+@pytest.mark.parametrize("flips", product((1, -1), repeat=3))
+def test_every_orientation_is_shown_the_same_way(axes, flips):
+    """The 48 ways of storing one volume; reference: nibabel's own affine of a turned array."""
+    turn = np.array([(axis, flip) for axis, flip in zip(axes, flips, strict=True)], float)
+    array = nio.apply_orientation(RAS, turn)
+    shown, spacing = transforms.displayed(stored(array, AFFINE @ nio.inv_ornt_aff(turn, RAS.shape)))
+    assert np.array_equal(shown, RAS.transpose(2, 1, 0)[:, ::-1, ::-1])
+    assert spacing == pytest.approx(SIZES[::-1])
+
+
+@pytest.mark.parametrize("bad", [RAS, stored()[0, 0], MetaTensor(torch.zeros(2, 3, 3, 3))])
+def test_what_is_no_volume_is_refused(bad):
+    with refused("not-a-volume"):
+        transforms.LungSlicesd("image")({"image": bad})
+
+
+def test_windows():
+    hu = RNG.integers(-2000, 3000, (4, 5, 6)).astype(np.int16)
+    windows = ((-600, 1500), (40, 400), (400, 1800))
+    out = transforms.HUWindowsd("image", windows)({"image": hu})["image"]
+    assert out.shape == (4, 3, 5, 6) and out.dtype == np.uint8
+    for channel, (level, width) in enumerate(windows):
+        expected = (np.clip((hu - level) / width + 0.5, 0, 1) * 255).astype(float)
+        assert np.abs(out[:, channel] - expected).max() <= 0.51
+    ends = transforms.HUWindowsd("image", [(40, 400)])({"image": np.array([[[-160, 240, -161, 241]]], np.int16)})[
+        "image"
+    ]
+    assert ends.ravel().tolist() == [0, 255, 0, 255]
+
+
+def test_shrinking_averages_areas():
+    picture = RNG.integers(0, 256, (2, 3, 32, 48)).astype(np.uint8)
+    out = transforms.SquareResized("image", 12)({"image": picture})["image"]
+    assert out.shape == (2, 3, 12, 12) and out.dtype == np.uint8
+    expected = picture.reshape(2, 3, 8, 4, 12, 4).mean(axis=(3, 5))
+    assert np.abs(out[:, :, 2:10] - expected).max() <= 0.501
+    assert (out[:, :, :2] == 0).all() and (out[:, :, 10:] == 0).all()
+
+
+@pytest.mark.parametrize(
+    "shape, pixel_mm, rows",
+    [((30, 60), (2.0, 1.0), slice(None)), ((30, 60), (1.0, 1.0), slice(3, 9)), ((5, 5), (1.0, 1.0), slice(None))],
+)
+def test_pixels_keep_the_shape_of_the_body(shape, pixel_mm, rows):
+    out = transforms.SquareResized("image", 12)({"image": np.full((1, *shape), 200, np.uint8), "pixel_mm": pixel_mm})[
+        "image"
+    ]
+    expected = np.zeros((1, 12, 12), np.uint8)
+    expected[:, rows] = 200
+    assert np.array_equal(out, expected)
+
+
+COARSE = (5.0, 4.0, 4.0)
+
+
+def body(slices=60, lungs=(20, 45), size=96, gas=True):
+    """A trunk in air, lungs in some of its slices, a windpipe above them and bowel gas below."""
+    y, x = np.mgrid[:size, :size] / (size - 1) * 2 - 1
+    hu = np.full((slices, size, size), -1000, np.int16)
+    hu[:, (x / 0.9) ** 2 + (y / 0.6) ** 2 < 1] = 40
+    for z in range(*lungs):
+        width = 0.25 * np.sin(np.pi * (z - lungs[0] + 1) / (lungs[1] - lungs[0] + 1)) ** 0.5
+        for side in (-0.45, 0.45):
+            hu[z, ((x - side) / width) ** 2 + (y / 0.45) ** 2 < 1] = -850
+    if gas:
+        hu[lungs[1] :, (x**2 + y**2) < 0.06**2] = -1000
+        hu[: lungs[0], ((x - 0.3) ** 2 + y**2) < 0.07**2] = -1000
+    return hu
+
+
+def test_lungs_are_found_whatever_lies_above_and_below_at_any_resolution():
+    for gas in (False, True):
+        hu = body(gas=gas)
+        first, last = transforms.lung_range(hu, COARSE)
+        assert abs(first - 20) <= 1 and abs(last - 44) <= 1
+        assert transforms.lung_range(hu.repeat(3, axis=1).repeat(3, axis=2), (5.0, 4 / 3, 4 / 3)) == (first, last)
+
+
+def test_the_whole_volume_is_taken_without_lungs_and_where_they_fill_it():
+    of_one_value = (np.full((30, 40, 40), hu, np.int16) for hu in (40, -1000))
+    for hu in (*of_one_value, body(24, (0, 24)), body(lungs=(30, 30), gas=False)):
+        assert transforms.lung_range(hu, COARSE) == (0, len(hu) - 1)
+
+
+@given(st.integers(0, 40), st.integers(0, 400), st.integers(1, 40), st.floats(0.3, 10))
+def test_slices_are_within_the_range_even_and_centred(first, more, slices, spacing):
+    last = first + more
+    indices, position_mm = transforms.sample_slices(first, last, spacing, slices)
+    assert indices.shape == position_mm.shape == (slices,) and position_mm.dtype == np.float32
+    assert indices.min() >= first and indices.max() <= last
+    steps = np.diff(indices)
+    assert (steps >= 0).all() and (slices == 1 or steps.max() - steps.min() <= 1)
+    if slices <= more + 1:
+        assert (steps >= 1).all()
+    expected = (indices - (first + last) / 2) * spacing
+    assert position_mm == pytest.approx(expected, abs=1e-3)
+    wanted = ((np.arange(slices) + 0.5) / slices - 0.5) * (more + 1) * spacing
+    assert np.abs(position_mm - wanted).max() <= spacing * 0.501 + 1e-3
