@@ -2,15 +2,24 @@
 
 import re
 import shutil
+import stat
 from dataclasses import replace
+from datetime import datetime
+from multiprocessing import get_context
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
+from refused import refused
+from tables import cases
 
 from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.data.cells import Timeline
+from fedtar_flare.imaging.limits import Limits
 from fedtar_flare.learning.config import DataConfig, LoRAConfig, TrainingConfig
 from fedtar_flare.methods.fedtar.config import PatientConfig
 from fedtar_flare.methods.fedtar.patient_lora import PatientLoRA
@@ -24,7 +33,8 @@ from fedtar_flare.runtime.recipe import MethodRecipe
 from fedtar_flare.runtime.requirements import AdaptedModel
 from fedtar_flare.site import admission
 from fedtar_flare.site.admission import Declined, admit, breaches
-from fedtar_flare.site.site_file import Bounds, default_bounds
+from fedtar_flare.site.cohort import load_cohort, site_key
+from fedtar_flare.site.site_file import SOURCES, Bounds, SiteConfig, default_bounds, load_site_config, read_site_file
 from fedtar_flare.testing import executor_of
 
 TABLES = yaml.safe_load(Path(__file__).with_name("bounds.yaml").read_text())
@@ -52,13 +62,6 @@ def test_a_job_beyond_a_bound_is_declined_by_its_name(job, words):
 def test_a_site_sets_its_own_bounds(bounds, job, words):
     reasons = breaches(asked(**job), Bounds(**bounds))
     assert len(reasons) == bool(words) and all(words in reason for reason in reasons), reasons
-
-
-def test_layers_are_looked_at_although_the_model_is_not_the_site_s():
-    foreign, layer = breaches(
-        asked(model={"encoder_name": "some-lab/some-model", "lora_targets": ["*.lm_head"]}), Bounds()
-    )
-    assert "not among" in foreign and NO_EMBEDDING in layer
 
 
 def test_what_a_site_names_may_come_and_nothing_else_is_taken_for_it(tmp_path):
@@ -145,20 +148,12 @@ def beyond(job, site):
 @settings(max_examples=40)
 @given(JOBS, SITES)
 def test_no_job_beyond_a_bound_is_ever_let_in(job, site):
-    made = asked(
-        rounds=job["rounds"],
-        time_steps=job["time_steps"],
-        candidates=job["candidates"],
-        lora={"rank": job["rank"], "alpha": job["alpha"], "exchange": job["exchange"]},
-        training={
-            "local_steps": job["steps"], "batch_size": job["batch"], "max_grad_norm": job["clip"],
-            "lr": job["lr"], "weight_decay": job["decay"],
-        },
-        model={
-            "num_beams": job["beams"], "max_length": job["length"], "slices": job["slices"],
-            "lora_targets": job["targets"], "weights": job["weights"],
-        },
-    )  # fmt: skip
+    lora = {"rank": job["rank"], "alpha": job["alpha"], "exchange": job["exchange"]}
+    training = {"local_steps": job["steps"], "batch_size": job["batch"], "max_grad_norm": job["clip"]}
+    training |= {"lr": job["lr"], "weight_decay": job["decay"]}
+    model = {"num_beams": job["beams"], "max_length": job["length"], "slices": job["slices"]}
+    model |= {"lora_targets": job["targets"], "weights": job["weights"]}
+    made = asked("tiny", job["rounds"], job["time_steps"], job["candidates"], lora=lora, training=training, model=model)
     found = breaches(made, Bounds(**site))
     sized = [reason for reason in found if reason.startswith("parameters ")]
     expected = beyond(job, site)
@@ -188,10 +183,11 @@ def test_what_a_method_trains_for_itself_is_bounded_too_and_layers_without_end_a
             preset("tiny", **wrong)
 
 
-@pytest.mark.parametrize(
-    ("name", "preset", "beyond"),
-    [*((name, "small", []) for name in names()), ("fedtar", "paper", ["model.encoder_name", "model.decoder_name"])],
-)
+SHIPPED = [*((name, "small", []) for name in names())]
+SHIPPED += [("fedtar", "paper", ["model.encoder_name", "model.decoder_name"])]
+
+
+@pytest.mark.parametrize(("name", "preset", "beyond"), SHIPPED)
 def test_shipped_jobs_ask_for_nothing_but_the_paper_s_models(name, preset, beyond):
     recipe = MethodRecipe(name, preset=preset)
     request = recipe.executor.strategy.request(recipe.controller.config.num_rounds, recipe.controller.config.time_steps)
@@ -231,3 +227,146 @@ def test_bounds_that_are_looser_than_the_defaults_are_told():
         assert Bounds(**default_bounds(**site)).looser()
     assert default_bounds(simulated=False, synthetic=False) == {}
     assert not {"models_from", "max_seconds"} & set(default_bounds(simulated=False, synthetic=True))
+
+
+@pytest.fixture(autouse=True)
+def _home(monkeypatch, tmp_path):
+    monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture
+def manifest(tmp_path):
+    Image.fromarray(np.arange(100, dtype=np.uint8).reshape(10, 10)).save(tmp_path / "f.png")
+    lines = ["patient_id,study_datetime,image,report,age,sex"]
+    lines += [f"p{i % 20},2020-{1 + i // 20:02d}-01,f.png,Clear.,{40 + i % 20},F" for i in range(60)]
+    (tmp_path / "manifest.csv").write_text("\n".join(lines))
+    return tmp_path / "manifest.csv"
+
+
+def write(place: Path, **content):
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(yaml.safe_dump({"policy": {}, **content}, explicit_end=True))
+    return place
+
+
+def test_no_site_trains_on_phantoms_by_accident(tmp_path):
+    with pytest.raises(ConfigError) as error:
+        load_site_config("hospital-1", workspace=tmp_path / "kit", simulator=False)
+    assert str(tmp_path / "kit" / "local" / "fedtar.yaml") in str(error.value)
+    assert "source: manifest" in str(error.value) and str(tmp_path) not in error.value.public
+    policy = Bounds(**default_bounds(simulated=True, synthetic=True))
+    config = load_site_config("site-1", workspace=tmp_path, simulator=True)
+    assert config == SiteConfig(source="synthetic", simulated=True, policy=policy)
+
+
+def test_the_sites_folder_comes_before_the_workspace_and_a_misspelt_site_stops(tmp_path, monkeypatch):
+    write(tmp_path / "kit" / "local" / "fedtar.yaml", source="synthetic", processes=7)
+    assert load_site_config("a", workspace=tmp_path / "kit", simulator=False).processes == 7
+    monkeypatch.setenv("FEDTAR_SITES", str(tmp_path / "sites"))
+    assert load_site_config("a", workspace=tmp_path / "kit", simulator=False).processes == 7
+    place = write(tmp_path / "sites" / "spain.yaml", source="synthetic", processes=9)
+    assert load_site_config("spain", workspace=tmp_path / "kit", simulator=False).processes == 9
+    with pytest.raises(ConfigError, match=r"spain\.yaml"):
+        load_site_config("spian", workspace=None, simulator=True)
+    (tmp_path / "run").mkdir()
+    monkeypatch.setenv("FEDTAR_SITES", "sites")
+    monkeypatch.setenv("PWD", str(tmp_path))
+    monkeypatch.chdir(tmp_path / "run")  # the simulator starts a site elsewhere than the command
+    assert load_site_config("spain", workspace=None, simulator=True).origin == place
+
+
+@pytest.mark.parametrize(("content", "words"), cases(__file__, "wrong_site_files.yaml"))
+def test_wrong_site_files_name_what_is_wrong(tmp_path, manifest, content, words):
+    place = tmp_path / "fedtar.yaml"
+    place.write_text(content, encoding="latin-1") if isinstance(content, str) else write(place, **content)
+    with pytest.raises(ConfigError, match=words) as error:
+        read_site_file(place)
+    assert "fedtar.yaml" in str(error.value)
+
+
+def cohort(config, tmp_path, **settings):
+    settings = {"timeline": Timeline(2), "workspace": tmp_path / "kit", **settings}
+    return load_cohort(config, "site-1", **settings)
+
+
+def test_a_manifest_becomes_a_cohort(manifest, tmp_path):
+    config = SiteConfig(source="manifest", path=manifest)
+    made = cohort(config, tmp_path)
+    assert len(made.patients) == 20 and made.modality == "radiograph"
+    assert sum(map(sum, made.counts().values())) == 60
+    assert cohort(config, tmp_path).samples("train") == made.samples("train")  # the key is made once
+    timed = cohort(config, tmp_path, timeline=Timeline(2, "period", (datetime(2020, 2, 15),)))
+    assert [sum(counts) for counts in zip(*timed.counts().values(), strict=True)] == [40, 20]
+    manifest.write_text(manifest.read_text().replace("Clear.", "FINDINGS: Clear. IMPRESSION: 1. Normal."))
+    options = {"sections": ["impression"], "cleaning": "r2gen-v1", "same_day": "merge"}
+    read = cohort(config.replace(options=options), tmp_path)
+    assert {visit.report for visit in read.visits} == {"normal ."}
+
+
+def test_every_source_can_be_named_in_a_site_file(tmp_path):
+    for source in (s for s in SOURCES if s != "synthetic"):
+        config = read_site_file(write(tmp_path / "fedtar.yaml", source=source, path=".", options={"same_dy": "merge"}))
+        with pytest.raises(ConfigError, match=f"source '{source}': unknown option 'same_dy'; did you mean 'same_day'"):
+            cohort(config, tmp_path)
+
+
+def test_a_simulated_site_splits_by_its_name_whatever_the_seed(manifest, tmp_path):
+    config = SiteConfig(source="manifest", path=manifest, simulated=True)
+    assert cohort(config, tmp_path).samples("test") == cohort(config, tmp_path / "x").samples("test")
+    assert cohort(config, tmp_path).key == cohort(config, tmp_path, seed=1).key
+    assert not (tmp_path / "kit").exists()
+
+
+def test_excluded_patients_are_left_out_and_counted(manifest, tmp_path, caplog):
+    (tmp_path / "withdrawn.txt").write_text("# since May\np3\n\n p7 \nnobody\n")
+    manifest.write_text(manifest.read_text().replace("p7,", "p7^^^NORTH,"))
+    made = cohort(SiteConfig(source="manifest", path=manifest, exclude=tmp_path / "withdrawn.txt"), tmp_path)
+    assert {"p3", "p7^^^NORTH"}.isdisjoint(p.patient_id for p in made.patients)
+    assert made.rejected == {"excluded": 6} and "1 id(s)" in caplog.text
+    with pytest.raises(ConfigError, match="exclusion list"):
+        cohort(SiteConfig(source="manifest", path=manifest, exclude=tmp_path / "nowhere.txt"), tmp_path)
+
+
+def test_the_key_is_secret_kept_and_checked(tmp_path):
+    key = site_key(tmp_path)
+    assert len(key) == 32 and site_key(tmp_path) == key and site_key(tmp_path / "other") != key
+    assert stat.S_IMODE((tmp_path / "fedtar.key").stat().st_mode) == 0o600
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["fedtar.key", "other"]
+    for wrong in ("no key", "00ff"):
+        (tmp_path / "fedtar.key").write_text(wrong)
+        with refused("bad-key"):
+            site_key(tmp_path)
+    with get_context("fork").Pool(4) as pool:
+        assert len(set(pool.map(site_key, [tmp_path / "at once"] * 16))) == 1
+
+
+@pytest.mark.parametrize("state_dir, where", [(None, "kit.fedtar_state"), ("state", "state")])
+def test_the_key_lies_with_the_state(manifest, tmp_path, state_dir, where):
+    config = SiteConfig(source="manifest", path=manifest, state_dir=state_dir and tmp_path / state_dir)
+    cohort(config, tmp_path)
+    assert [*tmp_path.rglob("fedtar.key")] == [tmp_path / where / "fedtar.key"], "not in the kit, which may be stolen"
+    assert stat.S_IMODE((tmp_path / where).stat().st_mode) == 0o700
+
+
+def test_the_policy_of_a_site_file_stands_over_the_defaults_of_such_a_site(tmp_path, manifest):
+    real, place = {"source": "manifest", "path": "manifest.csv"}, tmp_path / "site.yaml"
+    assert read_site_file(write(place, **real)).policy == Bounds()
+    assert read_site_file(write(place, **real), simulated=True).policy.models_from == "anywhere"
+    synthetic = Bounds(**default_bounds(simulated=False, synthetic=True))
+    assert read_site_file(write(place, source="synthetic")).policy == synthetic
+    policy = {"min_patients": 9, "max_rounds": None, "models": {"a": "models/a", "b": "/b", "c": None}}
+    config = read_site_file(write(place, **real, policy=policy, limits={"voxels": 5}))
+    models = {"a": tmp_path / "models" / "a", "b": Path("/b"), "c": None}
+    assert config.policy == Bounds(min_patients=9, max_rounds=None, models=models) and config.limits == Limits(voxels=5)
+    simulated = config.replace(simulated=True)
+    assert (simulated.policy, simulated.limits) == (config.policy, config.limits)
+    assert read_site_file(write(place, source="synthetic", policy=policy)).policy.min_local_steps == 1
+
+
+def test_what_leaves_beyond_messages_is_the_site_s_own_choice():
+    for source, simulated, shares, expected in (
+        ("manifest", False, None, False), ("manifest", False, ["features"], True), ("manifest", True, None, True),
+        ("synthetic", False, None, True), ("synthetic", True, ["features"], True), ("synthetic", True, [], False),
+    ):  # fmt: skip
+        config = SiteConfig(source=source, path=Path("m.csv"), simulated=simulated, shares=shares)
+        assert config.shares_features is expected

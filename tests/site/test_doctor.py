@@ -17,24 +17,14 @@ from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 from fedtar_flare.provision.kit import LAUNCHER, site_policy
 from fedtar_flare.registry import default_names
 from fedtar_flare.site.context import Participation, decide, state_of
-from fedtar_flare.site.doctor import diagnose, environment
+from fedtar_flare.site.doctor import diagnose
 from fedtar_flare.site.doctor.connection import certificates, server
 from fedtar_flare.site.doctor.finding import FAIL, OK, WARN
 from fedtar_flare.site.policy import GUARD, PRIVACY_FILTER, SITE_CLASSES, rights
-from fedtar_flare.site.site_file import SiteConfig
 
 RESOURCES, RIGHTS = "local/resources.json.default", "local/authorization.json.default"
 PRIVACY = "local/privacy.json"
 TABLE = "patient_id,study_datetime,image,report\n"
-
-
-def test_as_many_gpus_as_processes(monkeypatch):
-    monkeypatch.setattr(environment, "_has_driver", lambda: True)
-    monkeypatch.setattr(environment, "_devices", lambda: ["A", "B"])
-    said = [environment.gpu(SiteConfig(source="synthetic", processes=n)) for n in (1, 2, 3)]
-    assert [finding.status for finding in said] == [OK, OK, FAIL]
-    assert "processes: 3" in said[2].text and "write processes: 2" in said[2].cure
-    assert environment.gpu(SiteConfig(source="synthetic", processes=3, device="cpu")).status == OK
 
 
 @pytest.fixture(scope="module")
@@ -107,9 +97,7 @@ def test_a_healthy_kit_has_nothing_to_mend(kit):
     add_to_site_file(kit, "policy: {approval: required}")
     findings = diagnose(kit, time_steps=2)
     assert [f for f in findings if f.status != OK and f.check != "disk space"] == []
-    text = next(f.text for f in findings if f.check == "data")
-    assert "4 patients" in text and "4, 4" in text
-    assert "TLS" in next(f.text for f in findings if f.check == "server")
+    assert "4 patients" in next(f.text for f in findings if f.check == "data")
     assert not [*kit.rglob("fedtar.key")] and not state_of(kit).exists()
 
 
@@ -173,17 +161,13 @@ FAULTS = {
     ),
     "a readable key": (_open_key, "key", FAIL),
     "a class not allowed": (_resources(class_allow_list=["nvflare."]), "allow-list", FAIL),
-    "FLARE's own list": (
-        _resources(class_allow_list=[*SITE_CLASSES, *DEFAULT_CLASS_ALLOW_LIST]), "allow-list", WARN,
-    ),
+    "FLARE's own list": (_resources(class_allow_list=[*SITE_CLASSES, *DEFAULT_CLASS_ALLOW_LIST]), "allow-list", WARN),
     "a list not enforced": (_resources(class_list_enforcement_mode="warn"), "allow-list", WARN),
     "no resources": (_remove(RESOURCES), "allow-list", FAIL),
     "logs streamed": (_resources(allow_log_streaming=True), "logs", WARN),
     "no policy": (_remove(PRIVACY), "site policy", FAIL),
     "a policy that is no JSON": (_write("privacy.json", "{"), "site policy", FAIL),
-    "a scope without a guard": (
-        _change(PRIVACY, lambda content: content["scopes"].append(OPEN_SCOPE)), "site policy", FAIL,
-    ),
+    "a scope without a guard": (_change(PRIVACY, lambda c: c["scopes"].append(OPEN_SCOPE)), "site policy", FAIL),
     "a filter behind the guard": (_result_filter(SVT, 9), "site policy", FAIL),
     "a method that is not installed": (_guards(methods=["fedtar", "fedtra"]), "methods", WARN),
     "no method": (_guards(methods=[]), "methods", FAIL),
@@ -202,9 +186,7 @@ FAULTS = {
     "another launcher": (_resources(components=[{"id": "process_launcher", "path": "a.b.C"}]), "shell", FAIL),
     "a launcher of code": (_resources(components=[{"path": LAUNCHER, "args": {"byoc": True}}]), "shell", WARN),
     "a manifest inside the kit": (_site("path: manifest.csv", _write("manifest.csv", TABLE)), "places", FAIL),
-    "the withdrawn inside the kit": (
-        _site("exclude: ../withdrawn.txt", _write("../withdrawn.txt", TABLE)), "places", FAIL,
-    ),
+    "the withdrawn inside the kit": (_site("exclude: ../gone.txt", _write("../gone.txt", TABLE)), "places", FAIL),
     "images inside the kit": (_site("cache_dir: ."), "places", FAIL),
     "state inside the kit, by the site file": (_site("state_dir: ../state"), "places", FAIL),
     "a kit that others read": (lambda kit: kit.chmod(0o750), "file modes", FAIL),
@@ -219,17 +201,10 @@ def test_each_fault_is_found_and_has_a_cure(kit, fault):
     assert worst(kit, check).status == status
 
 
-def test_a_path_at_which_flare_splits_its_commands_is_a_warning(kit):
-    assert worst(kit, "places").status == OK
-    assert worst(kit.rename(kit.with_name("a kit")), "places").status == WARN
-
-
 def test_the_allowed_methods_are_told_and_the_budget(kit, madeup):
     _result_filter(PRIVACY_FILTER, 0, noise_multiplier=2.0)(kit)
     assert "epsilon 0 of 10" in worst(kit, "differential privacy").text
-    assert worst(kit, "methods").text == f"this site takes part in {', '.join(default_names())}"  # and not in madeup
-    _guards(methods=["fedtar", "madeup"])(kit)
-    assert worst(kit, "methods").text == "this site takes part in fedtar, madeup"
+    assert "madeup" not in worst(kit, "methods").text
     _guards(methods=["fedtar", "scaffold"])(kit)
     assert worst(kit, "methods").status == WARN and "means of gradients" in worst(kit, "methods").text
 
@@ -246,7 +221,6 @@ def test_the_bounds_of_jobs_are_told_and_what_is_looser_than_need_be(kit, tmp_pa
         add_to_site_file(kit, f"policy: {policy}")
         bounds = worst(kit, "job bounds")
         assert bounds.status == status and text in bounds.text
-    assert worst(kit, "approval").text.startswith("required; 0 job(s)")
 
 
 def test_certificates_are_watched(kit, project):
@@ -281,13 +255,9 @@ def test_each_check_is_a_number_for_monitoring_and_no_text_goes_with_it(kit, tmp
     assert code == 1 and any(f["status"] == "FAIL" and f["cure"] for f in json.loads(out))
     lines = file.read_text().splitlines()
     values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-    assert values['fedtar_doctor_status{check="rights"}'] == "2"
-    assert values['fedtar_doctor_status{check="server"}'] == "0"
-    assert abs(float(values["fedtar_doctor_time_seconds"]) - datetime.now(UTC).timestamp()) < 600
+    assert [values[f'fedtar_doctor_status{{check="{check}"}}'] for check in ("rights", "server")] == ["2", "0"]
     ends = [float(value) for name, value in values.items() if name.startswith("fedtar_certificate_end_seconds")]
-    assert len(ends) == 2 and min(ends) > datetime.now(UTC).timestamp()
-    assert str(tmp_path) not in file.read_text()
-    names = {line.split("{")[0].split(" ")[0] for line in lines if not line.startswith("#")}
-    assert names == {line.split(" ")[2] for line in lines if line.startswith("# TYPE")}
+    assert len(ends) == 2 and min(ends) > datetime.now(UTC).timestamp() and str(tmp_path) not in file.read_text()
+    names = {name.split("{")[0] for name in values}
     panels = json.loads((repository / "provisioning" / "grafana.json").read_text())["panels"]
     assert names == {name for one in panels for name in re.findall(r"fedtar_\w+", one["targets"][0]["expr"])}

@@ -253,19 +253,17 @@ def _guards(results, tasks):
     return {kind: [{"path": GUARD, "args": arguments} for arguments in guards] for kind, guards in kinds}
 
 
-@pytest.mark.parametrize(
-    ("scopes", "allowed"),
-    [
-        ([_guards([{"methods": ["a", "b"]}], [{"methods": ["b", "c"]}])], ["b"]),  # both ways must let it pass
-        ([_guards([{"methods": ["a"]}, {"methods": ["b"]}], [{"methods": ["a"]}])], []),
-        ([_guards([{"methods": ["a"]}], [])], []),
-        ([_guards([{}], [{"methods": ["a"]}])], []),
-        ([_guards([{"methods": []}], [{"methods": []}])], []),
-        ([_guards([{"methods": [name]}], [{"methods": [name]}]) for name in "ab"], ["a", "b"]),  # a job names its scope
-        ([], []),
-        (["no scope"], []),
-    ],
-)
+SCOPES = [
+    ([_guards([{"methods": ["a", "b"]}], [{"methods": ["b", "c"]}])], ["b"]),  # both ways must let it pass
+    ([_guards([{"methods": [name]}], [{"methods": [name]}]) for name in "ab"], ["a", "b"]),  # a job names its scope
+    *(([_guards(*both)], []) for both in (
+        ([{"methods": ["a"]}, {"methods": ["b"]}], [{"methods": ["a"]}]), ([{"methods": ["a"]}], []),
+        ([{}], [{"methods": ["a"]}]), ([{"methods": []}], [{"methods": []}]))),
+    ([], []), (["no scope"], []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("scopes", "allowed"), SCOPES)
 def test_the_allowed_methods_are_those_that_both_guards_list(scopes, allowed):
     assert allowed_methods({"scopes": scopes}) == allowed
 

@@ -77,18 +77,10 @@ def test_a_run_begins_with_another_ones_state_only_as_the_approved_job_says(aske
     assert asked("run-a") == ""
     state = {"origin": "run-a/0001-02", "member": True, "after": "0001-02", "initial_site": ""}
     made_again = {"resume_from": "job-1", "remake_before": 2}
-    for number, (says, more) in enumerate(
-        (
-            ({}, {}),
-            ({"resume_from": "job-1"}, {}),
-            ({"resume_from": "job-2", "remake_before": 2}, {}),
-            (made_again, {"origin": "run-b/0001-02"}),
-            (made_again, {"origin": "run-a/0002-01"}),
-        )
-    ):
-        assert "not one of those that the job's own files say" in asked(
-            "new", f"job-{number + 2}", says, **state | more
-        )
+    others = [({}, {}), ({"resume_from": "job-1"}, {}), ({"resume_from": "job-2", "remake_before": 2}, {})]
+    others += [(made_again, {"origin": origin}) for origin in ("run-b/0001-02", "run-a/0002-01")]
+    for number, (says, more) in enumerate(others):
+        assert "not one of those" in asked("new", f"job-{number + 2}", says, **state | more)
     assert "does not resume" in asked("run-a", "job-8", made_again, **state), "it has a run of its own"
     (kit / "job-9" / "app" / "config").mkdir(parents=True)
     (kit / "job-9" / "app" / "config" / "config_fed_client.json").write_text("{}")
@@ -119,13 +111,9 @@ def test_cells_that_an_earlier_job_divided_otherwise_wait_for_the_site_s_word(as
     assert [entry["outcome"] for entry in read_audit([audit])] == ["released"]
 
 
-def test_staff_sees_beforehand_that_a_job_divides_the_data_otherwise_and_of_whom_it_would_have_scores(
-    asked, kit, tmp_path
-):
+def test_staff_sees_beforehand_that_a_job_divides_data_otherwise_and_of_whom_it_has_scores(asked, kit, tmp_path):
     def described(name, *options, **settings):
-        FedTARRecipe(name=name, preset="tiny", num_rounds=2, **{"time_steps": T} | settings).export(
-            tmp_path, byoc=False
-        )
+        FedTARRecipe(name=name, preset="tiny", num_rounds=2, **{"time_steps": T} | settings).export(tmp_path)
         return passing("site", "describe", tmp_path / name, "--kit", kit, *options)
 
     out = described("all", server={"unseen": ["hospital"]})
@@ -169,7 +157,7 @@ def test_jobs_of_tasks_that_would_differ_in_a_few_images_are_declined(tmp_path, 
     """The sum of one job's gradients, less that of the other's, was a single patient's."""
     given = {"tasks": ["effusion", "mass=nodule"], "base": ["none"]}
     executors = [
-        executor_of("fedkei", preset="tiny", fedkei=kei) for kei in (given, given | {"eta_out": 0}, given | other)
+        executor_of("fedkei", preset="tiny", fedkei=one) for one in (given, given | {"eta_out": 0}, given | other)
     ]
     first, same, differs = (e.strategy.cell_layout(SiteConfig(source="manifest", path=tmp_path), 2) for e in executors)
     fix_cells(tmp_path, "a.csv", first)
@@ -230,9 +218,7 @@ def test_the_newest_visit_is_not_found_by_trying_days(tmp_path):
     fix_cells(tmp_path, "a.csv", with_period("2019-10-01"))
 
 
-@pytest.mark.parametrize(
-    ("newest", "days", "allowed"), [("2019", 1, True), ("2019", 2, False), ("2190", 200_000, True)]
-)
+@pytest.mark.parametrize("newest, days, allowed", [("2019", 1, True), ("2019", 2, False), ("2190", 200_000, True)])
 def test_a_period_that_has_not_come_binds_nobody_unless_dates_are_shifted(tmp_path, newest, days, allowed):
     fix_cells(tmp_path, "a.csv", PERIODS, newest)
     day = datetime.now().date() + timedelta(days=days)

@@ -98,9 +98,7 @@ FOREIGN = "not part of the agreed exchange"
 ATTEMPTS = {  # what is done to (site, run), and the reason that the error gives
     "asks for trained weights": (lambda s, run: s.site.handshake(run), "middle of a run"),
     "asks for the weights that it sends": (
-        lambda s, run: s.site.run(
-            HANDSHAKE, s.header("fresh-one", 0, 0, after=version(0, 0), initial_site="site-1"), s.w[1]
-        ),
+        lambda s, run: s.site.run(HANDSHAKE, s.header("new", 0, 0, after=version(0, 0), initial_site="site-1"), s.w[1]),
         "only those of the seed leave",
     ),
     "asks for initial weights of a resumed run": (
@@ -145,9 +143,7 @@ ATTEMPTS = {  # what is done to (site, run), and the reason that the error gives
         trains_from(lambda w: {f"t{i}": torch.zeros(1) for i in range(20_001)}), "the limit is 20000",
     ),
     "a task of another run": (lambda s, run: s.site.train(s.w[0], 1, 1, "never-heard-of"), "no-site-state"),
-    "a task of another method": (
-        lambda s, run: s.site.run(TRAIN, s.header(run, 1, 1, method="fedavg"), s.w[0]), "of method",
-    ),
+    "another method": (lambda s, run: s.site.run(TRAIN, s.header(run, 1, 1, method="fedavg"), s.w[0]), "of method"),
     "a run named participation.json": (names_a_run("participation.json"), NO_RUN),
     "a run of a long name": (names_a_run("x" * 65), NO_RUN),
 }  # fmt: skip

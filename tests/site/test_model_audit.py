@@ -78,9 +78,7 @@ def test_phrases_of_one_patient_alone_are_found_and_what_all_say_is_not():
     assert found_in(("c", OWN["a"])) == NOTHING | {"other": 1, "longest_other": words}
     assert found_in(("a", OWN["a"])) == NOTHING | {"own": 1, "longest_own": words}
     of_held_out = found_in(("a", OWN["c"]))
-    assert of_held_out["unseen"] == 1 and of_held_out["other"] == 0, (
-        "a held-out patient's phrase was never learned from"
-    )
+    assert of_held_out["unseen"] == 1 and of_held_out["other"] == 0, "nobody learnt it"
     whole = found_in(("c", REPORTS[0][1]))
     assert 0 < whole["other"] < 1 and whole["longest_other"] >= words > WORDS
 
@@ -99,10 +97,8 @@ def test_a_summary_is_rounded_and_silent_about_few_patients(patients, share):
 
 def test_a_vote_that_no_site_writes_is_refused():
     vote = {"site": "north", "run_id": "r", "round": 1, "held": False, "parts": {"shared adapter": {}}, "yes": True}
-    vote |= {
-        "adapter": {}, "project": Project(name="study", sites=("north",)), "reasons": (), "data": {}, "epsilon": {},
-    }  # fmt: skip
-    vote |= dict.fromkeys(("approval", "version", "time"), "")
+    vote |= {"adapter": {}, "project": Project(name="study", sites=("north",)), "data": {}, "epsilon": {}}
+    vote |= dict.fromkeys(("approval", "version", "time"), "") | {"reasons": ()}
     assert Vote(**vote).site == "north"
     for part in ({"shared adapter": {"membership_auc": 2.0}}, {"x": {}}, {"shared adapter": {"x": 0.5}}):
         with pytest.raises(ConfigError):
