@@ -4,7 +4,6 @@ import pytest
 import yaml
 from recorded_runs import write_run
 
-from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.files import write_json
 from fedtar_flare.reporting import control
 from fedtar_flare.reporting.run import read_run
@@ -47,12 +46,3 @@ def test_means_over_hospitals_and_seeds_stand_beside_the_very_job(tmp_path, suit
     assert line.endswith("alone 45.0")
     other = read_run(write_run(tmp_path / "other", sites=SITES, content=True, rounds=2))
     assert UNKNOWN in closing_box(other)
-
-
-@pytest.mark.parametrize(("done", "tests"), [([], None), ([(0.2, 0.4)] * 2, [1, 2, 3])])
-def test_a_suite_that_is_not_done_or_of_other_hospitals_is_not_kept(tmp_path, suite_of, done, tests):
-    run = read_run(write_run(tmp_path / "run", sites=SITES))
-    counts = {site: {"test": tests or of_site["test"]} for site, of_site in run.start.counts.items()}
-    with pytest.raises(ConfigError):
-        keep(tmp_path / "run", tmp_path / "out", suite_of(done, counts), tmp_path / "control.json")
-    assert not (tmp_path / "control.json").exists()
