@@ -14,6 +14,7 @@ OF_A7, OF_A6 = ({"identifier": [*s["identifier"], acsn(n, "")]} for s, n in ((ST
 BOTH = [{"reference": "ImagingStudy/7"}, {"reference": "ImagingStudy/6"}]
 CT, XRAY = ({"coding": [{"system": "urn:codes", "code": code}]} for code in ("ct", "xray"))
 OWN = {"system": "urn:reports", "value": "77"}
+NOTHING = {"resourceType": "Observation", "id": "1"}
 
 
 @pytest.fixture
@@ -159,6 +160,12 @@ FORCE = {
     "subsetted": ({"a.ndjson": lines(patient(), report(meta={"tag": [{"code": "SUBSETTED"}]}))}, [], {"subsetted": 1}),
     "another section": ({"a.ndjson": lines(patient(), report(category=[{"coding": [{"code": "LAB"}]}]))},
                         [], {"other-section": 1}),
+    "files with nothing for a report": (
+        {"a.ndjson": lines(patient(), report()), "b.ndjson": lines(NOTHING), "c.json": bundle(NOTHING), "d.json": ""},
+        [a()], {"no-report": 3}),
+    "text in observations, which is not the conclusion": (
+        {"a.ndjson": lines(patient(), report(presentedForm=None, result=[{"reference": "Observation/1"}]))},
+        [], {"text-in-observations": 1}),
 }  # fmt: skip
 
 
@@ -222,14 +229,3 @@ def test_a_report_as_the_specification_has_its_example(read):
     assert read({"a/a.json": bundle(owner, numbered)}) == ([a("Tumor.", owner="123456789")], {})
     assert read({"a/a.json": bundle(owner, own | {"imagingStudy": [{"display": "CT"}]})}) == (
         [], {"no-accession-number": 1})  # fmt: skip
-
-
-def test_a_file_with_nothing_for_a_report_is_counted(read):
-    other = {"resourceType": "Observation", "id": "1"}
-    files = {"a.ndjson": lines(patient(), report()), "b.ndjson": lines(other), "c.json": bundle(other), "d.ndjson": ""}
-    assert read(files) == ([a()], {"no-report": 3})
-
-
-def test_text_in_observations_is_not_the_conclusion(read):
-    own = report(presentedForm=None, conclusion="short", result=[{"reference": "Observation/1"}])
-    assert read({"a.ndjson": lines(patient(), own)}) == ([], {"text-in-observations": 1})

@@ -1,4 +1,4 @@
-"""The other side is not trusted either: what a site does with hostile tasks, and which code may read files."""
+"""What a site does with hostile tasks, and its veto, which is read at every task and recorded at the server."""
 
 from dataclasses import replace
 
