@@ -200,8 +200,9 @@ def test_wrong_columns_options_and_tables_are_named(folder, table):
         with pytest.raises(ConfigError, match=f"'{name}'"):
             read_manifest(write_table(folder / "m.csv", [row]))
     path = table("1,2020-01-01,a.png,x,50,F")
-    for option, value in (("modality", "mr"), ("same_day", "merg"), ("cleaning", "r2gen")):
-        with pytest.raises(ConfigError, match=f"'{value}'"):
+    nearest = {("modality", "mr"): "mr", ("same_day", "merg"): "merge", ("modalty", "ct"): "modality"}
+    for (option, value), said in nearest.items():
+        with pytest.raises(ConfigError, match=f"'{said}'"):
             read_manifest(path, {option: value})
     for file in (folder / "nowhere.csv", table("1,2020-01-01,a.png,Größe", encoding="latin-1")):
         with pytest.raises(ConfigError, match=file.name):

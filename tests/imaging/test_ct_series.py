@@ -60,7 +60,8 @@ ORDER = {
         mk.series(numbered(swapped(4, 5), -1, 1, SpacingBetweenSlices=1, SliceLocation=None), chest()[swapped(4, 5)]),
     ),
     "1 mm every 10 mm, as of old for the lungs": (
-        Right((), 10), mk.series(lambda ds, i: at(i, 10, SliceThickness=1, SpacingBetweenSlices=10)(ds)),
+        Right((), 10),
+        mk.series(lambda ds, i: at(i, 10, SliceThickness=1, SpacingBetweenSlices=10, InstanceNumber=i + 1)(ds)),
     ),
     "numbered in turn with another series": (Right(), mk.series(lambda ds, i: put(InstanceNumber=2 * i + 1)(ds))),
     "rounded locations": (Right(), mk.series(lambda ds, i: put(SliceLocation=round(i * 2.5))(ds))),

@@ -113,7 +113,8 @@ def test_cells_that_an_earlier_job_divided_otherwise_wait_for_the_site_s_word(as
 
 def test_staff_sees_beforehand_that_a_job_divides_data_otherwise_and_of_whom_it_has_scores(asked, kit, tmp_path):
     def described(name, *options, **settings):
-        FedTARRecipe(name=name, preset="tiny", num_rounds=2, **{"time_steps": T} | settings).export(tmp_path)
+        recipe = FedTARRecipe(name=name, preset="tiny", num_rounds=2, **{"time_steps": T} | settings)
+        recipe.export(tmp_path, byoc=False)
         return passing("site", "describe", tmp_path / name, "--kit", kit, *options)
 
     out = described("all", server={"unseen": ["hospital"]})
