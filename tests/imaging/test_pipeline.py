@@ -167,6 +167,13 @@ def test_what_may_pass_is_tried_again(study, tmp_path, reason):
     assert prepare(visit(study), CONFIG, tmp_path / "cache").image.shape == (4, 3, 16, 16)
 
 
+def test_a_cache_that_cannot_be_read_back_does_not_stop_the_run_and_names_nobody(study, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedtar_flare.imaging.cache.load", lambda entry: None)
+    assert prepare(visit(study, pid="Miller"), CONFIG, tmp_path / "cache").image.shape == (4, 3, 16, 16)
+    (entry,) = entries(tmp_path / "cache")
+    assert "Miller" not in str(entry) and entry.parent.stat().st_mode & 0o077 == 0
+
+
 def test_a_cohort_without_the_studies_that_cannot_be_read(study, tmp_path):
     write_series(tmp_path / "broken", trunk()[:3])
     broken = visit(tmp_path / "broken", day=2), visit(tmp_path / "nowhere", day=3)

@@ -224,3 +224,12 @@ def places(content, *way):
         yield (*way, key)
         if len(way) < 4:
             yield from places(content[key], *way, key)
+
+
+def test_where_a_job_lies(kit, job):
+    for wrong in ("nowhere", kit):
+        assert str(wrong) in failing("site", "describe", wrong, "--kit", kit)
+    shutil.copytree(job / "app", job / "other")
+    edit(job / "meta.json", lambda meta: meta.update(deploy_map={"app": ["server"], "other": ["hospital"]}))
+    (job / "other" / "note.txt").write_text("for this hospital")
+    assert described(job, "--kit", kit)["digest"] == digest_of(job / "other")

@@ -64,6 +64,13 @@ def test_a_site_sets_its_own_bounds(bounds, job, words):
     assert len(reasons) == bool(words) and all(words in reason for reason in reasons), reasons
 
 
+def test_layers_are_looked_at_although_the_model_is_not_the_site_s():
+    foreign, layer = breaches(
+        asked(model={"encoder_name": "some-lab/some-model", "lora_targets": ["*.lm_head"]}), Bounds()
+    )
+    assert "not among" in foreign and NO_EMBEDDING in layer
+
+
 def test_what_a_site_names_may_come_and_nothing_else_is_taken_for_it(tmp_path):
     bounds = Bounds(models={"start": tmp_path})
     shutil.copy(asset("small", "tokenizer.json", "tokenizer"), tmp_path)

@@ -105,6 +105,13 @@ def test_labels_of_references_go_with_the_images(kit, what, tmp_path):
     assert not list(kit.rglob("labels-*")) and (tmp_path / "labeler" / "labeler.json").is_file()
 
 
+def test_a_patient_who_withdrew_is_found_too(kit):
+    (kit / "local" / "out.txt").write_text("P2\n")
+    add_to_site_file(kit, "exclude: out.txt")
+    steps = plan(Site.outside_of_jobs(kit), patient="P2")
+    assert sum("P2" in what for _, what in steps.remove) == 2 and not any("exclude" in line for line in steps.stays)
+
+
 def test_what_is_not_there_is_refused_and_nothing_goes(kit):
     before = files(kit.parent)
     runs = ({"run": run} for run in ("../audit", "audit", "20269999"))
