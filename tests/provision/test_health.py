@@ -51,8 +51,10 @@ def test_a_site_is_alive_while_its_heart_beats_and_ready_while_the_server_answer
         filters[0](Message({MessageHeaderKey.RETURN_CODE: code}))
         now[0] += after
         assert (asked(kit), asked(kit, "--live")) == (ready, live), (code, after)
+    assert kit_health(kit, live=True, within=0)[1] == "site: no heartbeat for 180 s"
     launcher.handle_event(EventType.BEFORE_CLIENT_HEARTBEAT, context)
-    assert [kit_health(kit, within=within)[0] for within in (180, 182)] == [False, True]
+    last = "site: last heartbeat 0 s ago; server: last answer 181 s ago"
+    assert [kit_health(kit, within=within) for within in (180, 182)] == [(False, last), (True, last)]
 
 
 def test_a_process_that_is_stopped_or_has_ended_is_not_alive(tmp_path):
