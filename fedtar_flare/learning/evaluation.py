@@ -3,7 +3,7 @@
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from fedtar_flare.core.files import PRIVATE, write_text
 from fedtar_flare.data.cohort import Sample
 from fedtar_flare.data.minimum_cell import enough, full_cells, round_share, round_to_cell
 from fedtar_flare.learning.labels import labeler_of
-from fedtar_flare.metrics.agreement import finding_counts
+from fedtar_flare.metrics.agreement import LabelCounts
 from fedtar_flare.metrics.grades import contrary_claims, marks
 from fedtar_flare.metrics.labeler import rules_for
 from fedtar_flare.metrics.language import bleu_of_sums, identical_share, report_statistics
@@ -112,7 +112,10 @@ def finding_scores(reports: Reports) -> dict[str, dict[str, dict[str, float]]]:
     min_cell, known = reports.min_cell, reports.known
     having, naming = reports.common(reports.findings), reports.common(reports.draft_findings)
     scores: dict[str, dict[str, dict[str, float]]] = {"stated": {}} if known is None else {"known": {}, "new": {}}
-    for name, (actual, named, hits) in finding_counts(reports.findings, reports.draft_findings).items():
+    every = sorted({*chain(*reports.findings, *reports.draft_findings)})
+    counts = LabelCounts.of_findings(reports.findings, reports.draft_findings, every)
+    sums = (side.sum(axis=0).astype(int).tolist() for side in (counts.actual, counts.named, counts.hits))
+    for name, actual, named, hits in zip(counts.classes, *sums, strict=True):
         # the precision of a finding that too few patients have would reveal how many of them have it
         if name in having or (min_cell == 1 and name in naming):
             finding: dict[str, float] = {"n": round_to_cell(actual, min_cell)}

@@ -1,6 +1,5 @@
 """Agreement of findings and of labels: precision, recall and F1 of what drafts name against what is true."""
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -50,16 +49,6 @@ def known_and_new(
         scores[f"finding_f1{kind}"] = pairs["finding_f1"]
         scores[f"finding_f1{kind}_macro"] = counts.averages(least)["macro"]["f1"] if counts.classes else None
     return scores | {"finding_recall_new": pairs["finding_recall"]}
-
-
-def finding_counts(truth: Findings, predicted: Findings) -> dict[str, tuple[int, int, int]]:
-    """By finding the number of reports in which it is true, named, and both."""
-    actual, named, hits = Counter[str](), Counter[str](), Counter[str]()
-    for t, p in zip(truth, predicted, strict=True):
-        actual.update(t)
-        named.update(p)
-        hits.update(t & p)
-    return {name: (actual[name], named[name], hits[name]) for name in sorted(actual | named)}
 
 
 @dataclass(frozen=True)
