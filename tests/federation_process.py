@@ -32,9 +32,13 @@ MARK = "FEDTAR_TEST_FEDERATION"
 POLL = 0.2
 SITES = ("hospital-a", "hospital-b")
 CLOCK = """
-import os, time
-ahead, now, now_ns = float(os.environ["FEDTAR_TEST_CLOCK"]), time.time, time.time_ns
-time.time, time.time_ns = lambda: now() + ahead, lambda: now_ns() + int(ahead * 1e9)
+import time
+now, now_ns = time.time, time.time_ns
+time.time, time.time_ns = lambda: now() + {0}, lambda: now_ns() + {0} * 10**9
+"""
+RELEASE = """
+import fedtar_flare.version
+fedtar_flare.version.__version__ = fedtar_flare.__version__ = "{0}"
 """
 T = TypeVar("T")
 
@@ -99,20 +103,18 @@ class Federation:
         self._sessions: dict[str, Session] = {}
 
     # ------------------------------------------------------------------ processes
-    def start(self, *names: str, clock_ahead_s: float = 0.0) -> None:
+    def start(self, *names: str, change: str = "") -> None:
         """Start kits by name and wait until their sites are registered.
 
         The server goes on listing a site that was killed, so a site's own word counts: a registration after this start.
-        The clock of the kits' Python processes goes ahead by ``clock_ahead_s``.
+        The kits' Python processes first run the program ``change``.
         """
         environment = self.environment
-        if clock_ahead_s:
-            (self.folder / "clock").mkdir(exist_ok=True)
-            (self.folder / "clock" / "sitecustomize.py").write_text(CLOCK)
-            environment = environment | {
-                "PYTHONPATH": os.pathsep.join([str(self.folder / "clock"), os.environ.get("PYTHONPATH", "")]),
-                "FEDTAR_TEST_CLOCK": str(clock_ahead_s),
-            }
+        if change:
+            (folder := self.folder / f"change-{names[0]}").mkdir(exist_ok=True)
+            (folder / "sitecustomize.py").write_text(change)
+            path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+            environment = environment | {"PYTHONPATH": path}
         before = {name: self.registrations(name) for name in names}
         for name in names:
             kit: dict[str, Any] = {"cwd": self.kits / name, "env": environment, "stdin": subprocess.DEVNULL}

@@ -71,7 +71,7 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--alone", type=Path, metavar="RUN", help=what)
 
     command = add_command(commands, health, "whether a site or the server is ready, or alive: for probes")
-    command.add_argument("kit", type=Path, nargs="?", default=Path(), help="its startup kit (default: this folder)")
+    command.add_argument("--kit", type=Path, default=Path(), help="its startup kit (default: this folder)")
     command.add_argument("--live", action="store_true", help="alive is enough")
     within = "a site is ready if the server answered within so many (default 14)"
     command.add_argument("--within", type=float, default=14.0, metavar="SECONDS", help=within)
@@ -80,6 +80,7 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("job_id", nargs="?", help="one job; without it the newest ones")
     command.add_argument("--kit", type=Path, required=True, help="folder of the admin user's kit")
     command.add_argument("--limit", type=int, default=10, help="how many of the newest jobs (default 10)")
+    command.add_argument("--prometheus", type=Path, metavar="FILE", help="also write the running ones for Prometheus")
 
     command = add_command(commands, watch, "follow one job of a real federation until it ends")
     command.add_argument("job_id", help="the job; 'fedtar status' lists them")
@@ -242,9 +243,12 @@ def health(arguments: argparse.Namespace) -> int:
 
 def status(arguments: argparse.Namespace) -> None:
     """Ask the server of a provisioned federation, over mTLS, with the startup kit of an admin user."""
-    from fedtar_flare.provision.status import job_line, list_jobs
+    from fedtar_flare.core.files import write_text
+    from fedtar_flare.provision.status import job_line, list_jobs, metrics
 
     jobs = list_jobs(**given(arguments, "kit", "limit", "job_id"))
+    if arguments.prometheus:
+        write_text(arguments.prometheus, metrics(jobs))
     show(arguments, jobs, *(map(job_line, jobs) if jobs else ["no job was submitted yet"]))
 
 

@@ -79,7 +79,7 @@ def add_commands(commands: Commands) -> None:
     what.add_argument("--run", metavar="RUN_ID", dest="run_id", help="state of one run (run ids: see 'fedtar audit')")
     what.add_argument("--patient", metavar="ID", help="one patient's prepared images, and all example pages")
     what.add_argument("--older-than", metavar="DAYS", type=float, help="what nobody wrote to since, audit too")
-    what.add_argument("--retention", action="store_true", help="what is older than the site file's retention_days")
+    what.add_argument("--retention", action="store_true", help="what a running site deletes once a day")
     everything = "state of all runs, all folders of jobs, all prepared images, the audit"
     what.add_argument("--all", action="store_true", dest="everything", help=everything)
     what.add_argument("--cache", action="store_true", help="all prepared images; they are made anew when needed")
@@ -103,8 +103,8 @@ def add_commands(commands: Commands) -> None:
     add_site_choice(command)
 
     command = add_command(commands, audit, "what left a site: totals of each job, or every message with its tensors")
-    where = "a site's startup kit, its fedtar_state, or one audit file (default: the simulator's sites)"
-    command.add_argument("folder", type=Path, nargs="?", help=where)
+    where = "the site's startup kit, its fedtar_state, or one audit file (default: the simulator's sites)"
+    command.add_argument("--kit", type=Path, help=where)
     command.add_argument("--messages", action="store_true", help="list every message that left, before the totals")
     command.add_argument("--tensors", action="store_true", help="list every message with each of its tensors")
     command.add_argument("--verify", action="store_true", help="follow each file's chain: has a line been changed?")
@@ -300,8 +300,9 @@ def _record(site: Site, outcome: str, digest: str, task: str = "(approval)") -> 
 def purge(arguments: argparse.Namespace) -> None:
     """Show what would be deleted at this site and what cannot be; with --yes, delete it.
 
-    Without this command only superseded state of a running job is deleted (three rounds stay), and, where the site file
-    says 'retention_days', once a day what is older. Run it while no job runs here.
+    Without this command only superseded state of a running job is deleted (three rounds stay), and once a day what only
+    a resume needs of a run that ended well 14 days ago, and what is older than the site file's 'retention_days', if it
+    says any. Run it while no job runs here.
     """
     from fedtar_flare.site.purge import plan
 
@@ -326,7 +327,7 @@ def audit(arguments: argparse.Namespace) -> int:
     from fedtar_flare.site.audit import audit_files, read_audit, totals, verify
     from fedtar_flare.site.context import home
 
-    files = audit_files(arguments.folder or home())
+    files = audit_files(arguments.kit or home())
     if arguments.verify:
         chains, lines = [verify(file) for file in files], []
         for chain in chains:

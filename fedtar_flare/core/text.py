@@ -2,7 +2,8 @@
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 EVERY_SECONDS = 15.0
@@ -23,6 +24,14 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
     """Lay out rows of cells as lines whose columns stand under each other."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+
+
+def gauges(values: Mapping[str, float]) -> str:
+    """Write numbers for Prometheus, by name with labels, such as ``fedtar_doctor_status{check="server"}``."""
+    lines = []
+    for name, series in groupby(sorted(values), lambda one: one.partition("{")[0]):
+        lines += [f"# TYPE {name} gauge", *(f"{one} {values[one]:.15g}" for one in series)]
+    return "\n".join(lines) + "\n"
 
 
 class Progress:

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedtar_flare.core.files import read_json, write_json
-from fedtar_flare.site.context import is_server
+from fedtar_flare.site.context import CLOCK_AHEAD, HEALTH, SERVER_TIME, is_server
 
 if TYPE_CHECKING:  # a probe waits for no import of FLARE's
     from nvflare.apis.fl_context import FLContext
     from nvflare.fuel.f3.message import Message
 
-FILE = "fedtar_health.json"
 STALLED, UNANSWERED = 180.0, 14.0
 """Seconds since the last heartbeat, and since the last that was answered. FLARE sends one every 10 s."""
 
@@ -23,7 +22,9 @@ WORDS = {"beat": "last heartbeat", "answered": "last answer"}
 
 
 class Pulse:
-    """Writes :data:`FILE` in the kit, from a site's own process: its id, and monotonic seconds of its heartbeat."""
+    """Writes :data:`HEALTH` in the kit, from a site's own process: its id, monotonic seconds of a heartbeat and of its
+    answer, and by how many seconds the site's clock is ahead of the server's.
+    """
 
     def __init__(self) -> None:
         self._times: dict[str, float | None] = {"beat": None, "answered": None}
@@ -46,12 +47,14 @@ class Pulse:
         from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
 
         if reply.get_header(MessageHeaderKey.RETURN_CODE) == ReturnCode.OK:
+            if isinstance(now := reply.get_header(SERVER_TIME), float):
+                self._times[CLOCK_AHEAD] = time.time() - now
             self._write("answered")
 
     def _write(self, *now: str) -> None:
         self._times |= dict.fromkeys(now, time.monotonic())
         with contextlib.suppress(OSError):  # a full disk: what is not written does not look healthy
-            write_json(Path.cwd() / FILE, {"pid": os.getpid(), **self._times})  # a site works in its kit
+            write_json(Path.cwd() / HEALTH, {"pid": os.getpid(), **self._times})  # a site works in its kit
 
 
 def kit_health(kit: Path, live: bool = False, within: float = UNANSWERED) -> tuple[bool, str]:
@@ -61,9 +64,9 @@ def kit_health(kit: Path, live: bool = False, within: float = UNANSWERED) -> tup
 
         finding = server(kit)
         return finding.status == "OK", finding.text
-    if not (kit / FILE).is_file():
+    if not (kit / HEALTH).is_file():
         return False, "the site has not started"
-    pulse = read_json(kit / FILE)
+    pulse = read_json(kit / HEALTH)
     ages = {name: time.monotonic() - pulse[name] for name in ("beat", "answered") if pulse.get(name) is not None}
     try:
         state = Path(f"/proc/{int(pulse['pid'])}/stat").read_text().rpartition(") ")[2][0]

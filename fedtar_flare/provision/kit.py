@@ -39,6 +39,8 @@ LOGINS = "fedtar_flare.provision.logins.LoginAlarm"
 FLARE_S_RELAY, RELAY = "nvflare.private.fed.app.relay.relay", "fedtar_flare.provision.relay"
 """Modules that start a relay."""
 SCOPE = "hospital"
+START, QUIET_START = "start_python 2>&1 &", "([[ ! -t 1 ]] || exec > /dev/null; start_python) 2>&1 &"
+"""How FLARE's script starts its process, and how it does without printing its log, which log.txt has, on a terminal."""
 OUTCOME_SECONDS = 60  # how long the server waits for a site's last word after a job's end; see ``prepare_start``
 
 
@@ -123,7 +125,7 @@ def prepare_start(startup: Path, *, server: bool = False) -> list[Path]:
     before = script.read_text(encoding="utf-8")
     first, _, rest = before.partition("\n")
     missing = [line for mark, line in lines.items() if mark not in rest]
-    after = "\n".join([first, *missing, rest]).replace(FLARE_S_RELAY, RELAY)
+    after = "\n".join([first, *missing, rest]).replace(FLARE_S_RELAY, RELAY).replace(START, QUIET_START)
     return [] if after == before else [write_bytes(script, after.encode(), 0o700)]
 
 

@@ -1,15 +1,14 @@
-"""A running site keeps to the retention that its site file says, once a day, in a process of its own."""
+"""A running site deletes what has had its time, once a day, in a process of its own."""
 
 import logging
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 
-from fedtar_flare.core.errors import ConfigError, FedTARError
-from fedtar_flare.core.files import PRIVATE, private_folder, read_yaml
+from fedtar_flare.core.errors import FedTARError
+from fedtar_flare.core.files import PRIVATE, private_folder
 
 EVERY = 86400.0  # seconds
 STAMP = "retention-looked"  # file in the site's folder, written at each look
@@ -34,18 +33,17 @@ class Retention:
             self._process = None
         if self._process is None and time.monotonic() - self._last >= EVERY:
             self._last = time.monotonic()
-            wanted = None
-            with suppress(ConfigError):  # a job says what is wrong with it
-                wanted = read_yaml(kit / "local" / "fedtar.yaml", "'key: value' lines").get("retention_days")
-            if wanted is not None:
-                command = [sys.executable, *COMMAND, str(kit)]
-                self._process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-                )
+            self._process = subprocess.Popen(
+                [sys.executable, *COMMAND, str(kit)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Delete what is older than the site file allows; nothing after two days without a look: clocks may jump."""
+    """Delete what has had its time; nothing after two days without a look: clocks may jump."""
     from fedtar_flare.site.context import Site
     from fedtar_flare.site.purge import plan
 

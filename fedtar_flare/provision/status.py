@@ -9,7 +9,7 @@ from typing import Any
 
 from fedtar_flare.core.errors import ConfigError, FedTARError
 from fedtar_flare.core.files import read_json
-from fedtar_flare.core.text import plain
+from fedtar_flare.core.text import gauges, plain
 from fedtar_flare.record.log import STATS_GROUP
 
 FINISHED = ("FINISHED", "FAILED")  # how the status of an ended job begins
@@ -89,6 +89,23 @@ def watch_job(kit: Path, job_id: str, say: Callable[[dict[str, Any]], object], s
             if now["status"].startswith(FINISHED):
                 return str(now["status"])
             time.sleep(seconds)
+
+
+def metrics(jobs: Sequence[Mapping[str, Any]]) -> str:
+    """Write running jobs for Prometheus' node exporter (``--collector.textfile``)."""
+    values = {"fedtar_status_time_seconds": time.time()}
+    for job in jobs:
+        progress, label = job.get("progress") or {}, f'job="{job["id"]}"'
+        values |= {f"fedtar_alarms{{{label}}}": len(progress.get("alarms", ()))} if progress else {}
+        for name in ("round", "rounds") if progress.get("task") else ():
+            values[f"fedtar_job_{name}{{{label}}}"] = progress[name]
+        for site, does in progress.get("sites", {}).items():
+            values[f'fedtar_site_absent{{{label},site="{site}"}}'] = does.startswith(("absent", "refused"))
+        for site, when in progress.get("last_answer", {}).items():
+            values[f'fedtar_site_answer_seconds{{{label},site="{site}"}}'] = when
+        for way, size in progress.get("bytes", {}).items():
+            values[f'fedtar_job_bytes{{{label},way="{way}"}}'] = size
+    return gauges(values)
 
 
 def job_line(job: Mapping[str, Any]) -> str:

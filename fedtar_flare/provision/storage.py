@@ -19,6 +19,7 @@ from nvflare.apis.impl.job_def_manager import SimpleJobDefManager
 from nvflare.apis.job_def import ALL_SITES, SERVER_SITE_NAME, JobMetaKey, RunStatus
 from nvflare.app_common.storages.filesystem_storage import FilesystemStorage
 from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
+from nvflare.private.fed.server.server_engine import ServerEngine
 from nvflare.private.fed.utils.fed_utils import extract_participants
 
 from fedtar_flare.core.errors import ConfigError, FedTARError
@@ -57,6 +58,7 @@ class KitJobManager(SimpleJobDefManager):
         self.folder, self.sites = folder, list(sites or ())
         guard_cells()
         guard_submissions()
+        guard_stats()
         super().__init__(uri_root=str(_in_kit(folder)), job_store_id=job_store_id)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -113,6 +115,24 @@ def guard_submissions() -> None:
         return (False, reason, {}) if reason else validate(self, job_name, job_data)
 
     JobMetaValidator.validate = guarded
+
+
+def guard_stats() -> None:
+    """Ask how far a job of ours is once its controller is there: before that FLARE writes a traceback for each question
+    into the job's log; a second call changes nothing.
+    """
+    ask: Any = ServerEngine.show_stats
+    if hasattr(ask, "__wrapped__"):
+        return
+
+    @wraps(ask)
+    def guarded(self: ServerEngine, job_id: str) -> Any:
+        run_dir = Path.cwd() / job_id
+        config = run_dir / "app_server" / "config" / "config_fed_server.json"
+        ours = config.is_file() and b"fedtar_flare." in read_bytes(config)
+        return {} if ours and not (run_dir / "fedtar").is_dir() else ask(self, job_id)
+
+    ServerEngine.show_stats = guarded
 
 
 def _in_kit(folder: str) -> Path:

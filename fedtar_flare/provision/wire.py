@@ -12,6 +12,7 @@ reaches the server on the channels below.
 """
 
 import logging
+import time
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -39,7 +40,7 @@ from nvflare.fuel.f3.streaming.stream_const import (
     StreamHeaderKey,
 )
 
-from fedtar_flare.site.context import JOB_ID
+from fedtar_flare.site.context import JOB_ID, SERVER_TIME
 
 TO_SERVER: dict[str, frozenset[str] | None] = {
     CellChannel.SERVER_MAIN: frozenset(
@@ -135,6 +136,11 @@ def _detour(message: Message, origin: str, here: str) -> str:
     return "it came by another participant than its sender"
 
 
+def add_time(reply: Message) -> None:
+    """Put the server's time into its answer to a heartbeat, with which a site compares its clock."""
+    reply.set_header(SERVER_TIME, time.time())
+
+
 def guard_cells() -> None:
     """Let every cell that this process makes look at its messages: FLARE makes its cells itself, and tells too late."""
     if hasattr(CoreCell.__init__, "__wrapped__"):
@@ -147,5 +153,6 @@ def guard_cells() -> None:
         self.add_incoming_request_filter("*", "*", _refused, cell=self)  # for this cell, alone or in a bulk
         self.set_message_interceptor(_refused, cell=self)  # for others, through this cell
         self.add_incoming_filter("*", "*", _dropped, cell=self)  # replies, for this cell and for others
+        self.add_outgoing_reply_filter(CellChannel.SERVER_MAIN, CellChannelTopic.HEART_BEAT, add_time)
 
     CoreCell.__init__ = guarded

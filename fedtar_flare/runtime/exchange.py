@@ -118,6 +118,8 @@ class Exchange:
         self._late: dict[str, tuple[TaskHeader, FLModel, Tensors]] = {}
         """Their answers that wait for a later round, with the task's header and what it sent down."""
         self._fault: Exception | None = None
+        self._last_answer: dict[str, float] = {}
+        self._bytes = {"down": 0, "up": 0}
 
     def live_sites(self) -> list[str]:
         """Names of the sites that are connected now, sorted."""
@@ -161,6 +163,7 @@ class Exchange:
         weights = weights or {} if self.run.contract.task(task).down else {}
         if targets:
             answers.bytes_down = 4 * sum(map(torch.numel, weights.values())) * len(targets)
+            self._bytes["down"] += answers.bytes_down
             receive = partial(self._receive, answers, task, header, on_reply, start)
             message = _message(header, weights)
             self.run.send_model(
@@ -287,6 +290,8 @@ class Exchange:
                 on_reply(site, reply, params)
                 answers.replies[site] = reply
                 answers.bytes_up[site] = sum(map(attrgetter("nbytes"), params.values()))
+                self._bytes["up"] += answers.bytes_up[site]
+                self._last_answer[site] = time.time()
         except ExchangeError as error:
             answers.refused[site] = str(error)
         except OSError as error:  # the server's own fault, not the site's: _close raises it
@@ -336,6 +341,8 @@ class Exchange:
             "time_steps": header.time_steps,
             "seconds": round(time.monotonic() - since, 1),
             "sites": dict(sorted(status.items())),
+            "last_answer": dict(self._last_answer),
+            "bytes": dict(self._bytes),
         }
 
 

@@ -169,6 +169,8 @@ class SiteExecutor(Executor):
             count_answer(site.records, str(config.path), config.policy.max_answers)
         answer: Answer = self.strategy.handlers()[name](task)
         task.state.add_answered(name, version(header.round, header.step))
+        if name == self.contract.tasks[-1].name and header.round == header.rounds:
+            task.state.note_end()
         if header.score == "test" and not self.ranks.rank:  # the other kind of site never trains
             arrived, r = header.arrived, header.round or int(header.after[:4]) + 1
             cohort = task.cohort if arrived is None else task.cohort.until(arrived + (name == HANDSHAKE))

@@ -38,7 +38,7 @@ from fedtar_flare.core.settings import matches
 from fedtar_flare.protocol.contract import Contract
 from fedtar_flare.protocol.messages import ABSTAIN, HEADER, OK, TaskHeader
 from fedtar_flare.registry import contract_of
-from fedtar_flare.site.context import Site, state_of
+from fedtar_flare.site.context import CLOCK_AHEAD, CLOCK_SECONDS, Site, clock_ahead, state_of
 from fedtar_flare.site.site_file import SITE_FILE, load_site_config, sites_folder
 
 logger = logging.getLogger(__name__)
@@ -132,6 +132,9 @@ def describe_message(message: Shareable, fl_ctx: FLContext) -> dict[str, Any]:
 def write(site: Site, job: str, entry: Mapping[str, Any]) -> None:
     """Append one entry to the job's file and send its digest to the site's syslog, if that can be reached."""
     line = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "job": job, "site": site.name, **entry}
+    if not site.simulated and abs(ahead := clock_ahead(site.workspace) or 0.0) > CLOCK_SECONDS:
+        logger.warning("this machine's clock is %+.0f s off the server's: see 'fedtar doctor'", ahead)
+        line |= {CLOCK_AHEAD: round(ahead)}
     digest = append(_file(site, job), line)
     try:
         if (address := _syslog_address(site)) is not None:

@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 STATE = "fedtar_state"
 """Suffix of a site's folder for all that stays: runs by run id, ``audit/``, ``participation.json``, privacy ledger."""
 
+HEALTH, CLOCK_AHEAD, SERVER_TIME = "fedtar_health.json", "clock_ahead", "fedtar_time"
+"""File in a kit with the times of its site's heartbeats, and by how many seconds the site's clock was then ahead of the
+server's, which has its time in a header of its answer."""
+CLOCK_SECONDS = 60.0  # ahead or behind: more is worth a word
+
 JOB_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 """FLARE's id of a job, and so the name of the job's folder in a kit."""
 
@@ -162,6 +167,14 @@ def end_unfit_simulator(job: str) -> None:
     except ConfigError as error:
         logging.getLogger(__name__).error(str(error))
         raise SystemExit(2) from None  # it ends the server's thread; anything else would be three long tracebacks
+
+
+def clock_ahead(kit: Path) -> float | None:
+    """By how many seconds a site's clock is ahead of its server's; None where no server has said its time."""
+    try:
+        return float(read_json(kit / HEALTH)[CLOCK_AHEAD])
+    except (ConfigError, KeyError, TypeError):
+        return None
 
 
 class Participation(Enum):

@@ -1,9 +1,10 @@
 """Deletion of what a site stores: state of runs, FLARE's folders of jobs, prepared images, audit.
 
-While a run goes on, its state keeps what a resume needs (three rounds). After it ends, everything stays until the site
-deletes it, because only the site knows when a study is closed. Where the site file says ``retention_days``, a running
-site deletes what is older once a day. Never deleted: the privacy ledger (forgetting what was spent would be a fresh
-budget) and the site's key; by retention neither the audit, which is kept for those who ask later.
+While a run goes on, its state keeps what a resume needs (three rounds). :data:`RESUME_DAYS` after it ended well, a
+running site deletes what only a resume from an earlier round needs; patients' adapters and scores stay until the site
+deletes them, because only the site knows when a study is closed, or for ``retention_days`` of the site file. Never
+deleted: the privacy ledger (forgetting what was spent would be a fresh budget) and the site's key; by retention neither
+the audit, which is kept for those who ask later.
 """
 
 import shutil
@@ -24,6 +25,8 @@ from fedtar_flare.site.context import JOB_ID, Site, home
 from fedtar_flare.site.job_records import end_runs
 from fedtar_flare.site.site_file import SITE_FILE, SiteConfig, cache_folder, read_site_file
 from fedtar_flare.site.state import TASK_SCORES, SiteState
+
+RESUME_DAYS = 14
 
 
 @dataclass
@@ -85,9 +88,13 @@ def plan(
             raise ConfigError(f"--older-than must be a number of days, not {older_than:g}")
         result.remove += _older(every + audits, older_than)
     if retention:
-        if config is None or config.retention_days is None:
-            raise ConfigError("the site file says no 'retention_days'")
-        result.remove += _older(every, config.retention_days)
+        for name, folders in runs.items():
+            for folder in folders:
+                if _age(folder) > RESUME_DAYS:
+                    spare = SiteState(state, name, folder.name).spare()
+                    result.remove += [(file, f"what only a resume of run {name} needs") for file in spare]
+        if config is not None and config.retention_days is not None:
+            result.remove += _older(every, config.retention_days)
     if everything:
         result.remove += every + audits
     if (everything or cache) and prepared.is_dir():
@@ -113,6 +120,22 @@ def _runs(root: Path, site: str | None) -> dict[str, list[Path]]:
         if folders := [f for f in sorted(run.iterdir()) if f.is_dir() and site in (None, f.name)]:
             runs[run.name] = folders
     return runs
+
+
+def summary(root: Path, retention_days: int | None) -> str:
+    """Say how much state of runs there is below a folder, and in how many days which part of it goes."""
+    folders = [folder for of_run in _runs(root, None).values() for folder in of_run]
+    size = sum(file.stat().st_size for folder in folders for file in folder.rglob("*") if file.is_file())
+    spare = [folder for folder in folders if SiteState(root, folder.parent.name, folder.name).spare()]
+    parts = [f"state of {len(folders)} runs, {size / 1e6:.1f} MB"]
+    for what, days, concerned in (
+        ("what only a resume needs", RESUME_DAYS, spare),
+        ("all of a run", retention_days, folders),
+    ):
+        if days is not None and concerned:
+            left = max(0.0, days - max(map(_age, concerned)))
+            parts.append(f"{what} goes after {days} days without a change, next in {left:.0f}")
+    return "; ".join(parts)
 
 
 def _plan_patient(
@@ -150,10 +173,14 @@ def _plan_patient(
         result.stays.append("the patient in coming runs: write the id into a file, named as 'exclude' in the site file")
 
 
+def _age(path: Path) -> float:
+    """Days since anybody wrote to it."""
+    return (time.time() - max(f.stat().st_mtime for f in [path, *path.rglob("*")])) / 86400
+
+
 def _older(items: list[tuple[Path, str]], days: float) -> list[tuple[Path, str]]:
     old = []
     for path, about in items:
-        written = max(f.stat().st_mtime for f in [path, *path.rglob("*")])
-        if written < time.time() - days * 86400:
-            old.append((path, f"{about}, last written on {time.strftime('%Y-%m-%d', time.gmtime(written))}"))
+        if (age := _age(path)) > days:
+            old.append((path, f"{about}, last written {age:.0f} days ago"))
     return old

@@ -153,7 +153,10 @@ class SiteConfig(Settings):
         0, ge=0, le=16, description="made-up patients to train on too, for a trial: an audit tells what is remembered"
     )
     retention_days: int | None = Field(
-        None, ge=1, description="days after which unused state of runs and folders of jobs are deleted; default: never"
+        None,
+        ge=1,
+        description="days after which unused state of runs and folders of jobs are deleted; "
+        "default: only what a resume needs, 14 days after a run ended well",
     )
     limits: Limits = Field(default_factory=Limits, strict=False, description="the largest study, and the longest time")
     policy: Bounds = Field(

@@ -185,6 +185,7 @@ class SiteState:
             if self.schema() not in (None, schema):
                 raise ExchangeError("the tensors that travel are others than at the run's first handshake")
             fixed: dict[str, Any] = {"time_steps": header.time_steps, "timeline": timeline, "score": header.score}
+            fixed["ended"] = False
             if header.after != version(0, 0):
                 fixed["job_after"] = header.after
             if (before := self._run.get("time_steps", header.time_steps)) < header.time_steps:
@@ -224,6 +225,21 @@ class SiteState:
     def precision(self) -> str:
         """The precision that the site computed in last; ``auto`` before the first time."""
         return str(self._run.get("precision", "auto"))
+
+    def note_end(self) -> None:
+        """Record that the site has answered the last task of the run's last round."""
+        with self._exclusive():
+            self._write_run({"ended": True})
+
+    def spare(self) -> list[Path]:
+        """List what of a run that ended well only a resume from an earlier round needs; the newest version stays, and
+        the one with which the newest job began, whose rounds may have to be made again.
+        """
+        if not self._run.get("ended"):
+            return []
+        stay = {self.latest("9"), self.latest(self._run.get("job_after", ""))}
+        names = [*self.names("broadcast-"), *(name for name in self.versions() if name not in stay)]
+        return [self.folder / f"{name}.safetensors" for name in names]
 
     def schema(self) -> ExchangeSchema | None:
         """Read the run's exchange."""

@@ -4,15 +4,17 @@ import json
 from datetime import datetime, timedelta
 
 import pytest
-from command import fedtar, fedtar_here
-from federation_process import SITES, recipe, wait_for
+from command import fedtar, fedtar_here, passing
+from federation_process import CLOCK, RELEASE, SITES, recipe, wait_for
 from killing import LEAD, LIMIT, LONG, all_gone, check_same, in_step, last, resume, round_1_is_whole, run_of, steps
 
 from fedtar_flare.core.files import read_tensors
-from fedtar_flare.record.events import Validation
+from fedtar_flare.record.events import Start, Validation
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.runtime.checkpoint import CheckpointFolder
 from fedtar_flare.site.context import state_of
+from fedtar_flare.site.doctor import diagnose
+from fedtar_flare.version import __version__
 
 pytestmark = [pytest.mark.production, pytest.mark.timeout(1800)]
 
@@ -96,12 +98,12 @@ def test_a_site_that_is_lost_as_a_whole_is_skipped_and_can_come_back(federation,
 
 
 def healthy(kit, *options):
-    return fedtar_here("health", kit, *options)[0] == 0
+    return fedtar_here("health", "--kit", kit, *options)[0] == 0
 
 
-def test_a_site_whose_clock_is_a_day_ahead_changes_nothing(federation, job, quiet):
+def test_a_site_whose_clock_is_a_day_ahead_and_that_has_a_later_patch_release_changes_nothing(federation, job, quiet):
     federation.kill_site("hospital-b")
-    federation.start("hospital-b", clock_ahead_s=86400)
+    federation.start("hospital-b", change=CLOCK.format(86400) + RELEASE.format(f"{MINOR}.99"))
     try:
         identity = federation.submit(job("skewed"))
         run_of(federation, identity)
@@ -111,11 +113,17 @@ def test_a_site_whose_clock_is_a_day_ahead_changes_nothing(federation, job, quie
         results = federation.completed(identity)
         assert all(sorted(event.sites) == sorted(SITES) for event in steps(read_events(results)))
         check_same(last(results), quiet[0][0])
+        finding = next(f for f in diagnose(federation.sites["hospital-b"]) if f.check == "clock")
+        assert finding.status == "WARN" and "ahead of the server's" in finding.text
+        entries = json.loads(passing("audit", "--kit", federation.sites["hospital-b"], "--json"))["entries"]
+        assert {abs(entry["clock_ahead"] - 86400) < 60 for entry in entries if entry["job"] == identity} == {True}
+        assert "off the server's" in log.read_text()
     finally:
         federation.kill_site("hospital-b")
         federation.start("hospital-b")
 
 
+MINOR = __version__.rpartition(".")[0]
 ENDS = {"aborted by the admin": "FINISHED:ABORTED", "the server lost as a whole": "FINISHED:ABNORMAL"}
 
 
@@ -129,7 +137,7 @@ def test_a_run_whose_job_ended_is_resumed_with_the_same_numbers(federation, job,
     else:
         federation.kill_site("localhost")
         assert not healthy(federation.server) and healthy(federation.sites["hospital-a"], "--live")
-        federation.start("localhost")
+        federation.start("localhost", change=RELEASE.format(f"{MINOR}.99"))  # upgraded meanwhile
         wait_for("the sites found the server again", lambda: set(SITES) <= federation.connected(), 300)
     assert federation.finished(identity) == ENDS[end]
     all_gone(federation, identity)
@@ -185,3 +193,21 @@ def test_a_hospital_that_was_not_connected_is_named_from_the_start(federation, j
         federation.start("hospital-b")
     federation.session(LEAD).abort_job(identity)
     federation.finished(identity)
+
+
+def test_a_hospital_of_another_minor_release_is_left_out_with_the_reason_until_it_has_the_others_release(
+    federation, job
+):
+    federation.kill_site("hospital-b")
+    federation.start("hospital-b", change=RELEASE.format("99.0.0"))
+    try:
+        identity = federation.submit(job("upgraded"))
+        (begun,) = wait_for(
+            f"it has begun\n{federation.tail(identity)}", lambda: of_kind(federation.events(identity), Start)
+        )
+        assert begun.sites == ["hospital-a"] and "fedtar_flare" in begun.absent["hospital-b"]
+        events = read_events(federation.completed(identity))
+        assert {site for event in steps(events) for site in event.sites} == {"hospital-a"}
+    finally:
+        federation.kill_site("hospital-b")
+        federation.start("hospital-b")

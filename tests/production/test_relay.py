@@ -116,7 +116,7 @@ def test_a_job_runs_through_the_relay_and_a_late_answer_enters_the_next_round_at
 def test_each_hospital_sends_its_own_rank_of_what_comes_down_sorted_for_every_rank(relayed, results):
     job, folder = results
     for name, rank in RANKS.items():
-        entries = json.loads(passing("audit", relayed.sites[name], "--json"))["entries"]
+        entries = json.loads(passing("audit", "--kit", relayed.sites[name], "--json"))["entries"]
         sent = [entry for entry in entries if (entry["job"], entry["task"]) == (job, "train")]
         shapes = {("lora_A" in tensor["name"], *tensor["shape"]) for entry in sent for tensor in entry["tensors"]}
         assert {shape[1] if shape[0] else shape[2] for shape in shapes} == {rank} and len(sent) >= 2

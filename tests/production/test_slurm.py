@@ -54,7 +54,7 @@ def test_a_site_in_slurm_takes_part_once_and_comes_back_at_the_end_of_its_time(t
         )
         federation.start("localhost", "hospital-a")
         wait_for("both are there", lambda: federation.connected() == set(SITES))
-        wait_for("a probe finds it ready", lambda: fedtar_here("health", kit)[0] == 0)
+        wait_for("a probe finds it ready", lambda: fedtar_here("health", "--kit", kit)[0] == 0)
         assert slurm("squeue", "-h", "-j", second, "-o", "%t %r") == "PD Dependency", "one kit, one site"
         recipe("in_slurm").export(str(tmp_path / "jobs"), byoc=False)
         events = read_events(federation.completed(job := federation.submit(tmp_path / "jobs" / "in_slurm")))
@@ -63,4 +63,4 @@ def test_a_site_in_slurm_takes_part_once_and_comes_back_at_the_end_of_its_time(t
         assert (kit / job / "log.txt").stat().st_mode & 0o077 == 0 and (tmp_path / "state").is_dir()
         slurm("scancel", "--batch", "--signal=USR1", first)
         wait_for("it is in the queue again", lambda: "Restarts=1" in slurm("scontrol", "show", "job", first), 60)
-        assert fedtar_here("health", kit, "--live")[0] == 1, "and no process of it is left"
+        assert fedtar_here("health", "--kit", kit, "--live")[0] == 1, "and no process of it is left"

@@ -49,7 +49,7 @@ def test_fedavg_is_guarded_audited_and_resumed(federation, exported, without_fed
     assert "FedAvg" in (results / "report.html").read_text() and (results / "adapter" / "README.md").is_file()
 
     for site in SITES:
-        entries = json.loads(passing("audit", federation.sites[site], "--json"))["entries"]
+        entries = json.loads(passing("audit", "--kit", federation.sites[site], "--json"))["entries"]
         mine = [entry for entry in entries if entry["job"] in (identity, resumed)]
         sent = [entry for entry in mine if entry.get("tensors")]
         assert sent and {entry["method"] for entry in sent} == {"fedavg"}

@@ -50,7 +50,7 @@ def test_a_whole_run_leaves_no_trace_of_a_patient_outside_the_hospitals(hospital
     assert found == [] and searched > 50
     assert marks_in(results.parent) == []
     for site in SITES:  # what the hospital's own audit says was sent, without a mark either
-        out = passing("audit", hospitals.sites[site], "--json")
+        out = passing("audit", "--kit", hospitals.sites[site], "--json")
         assert MARK not in out
         messages = json.loads(out)["entries"]
         assert {entry["task"] for entry in messages} == {"handshake", "train", "close_round"}

@@ -49,7 +49,7 @@ def check_pause(federation, identity, kit):
     last = of_kind(events, Step)[-1]
     assert sorted([*last.sites, *last.abstained]) == sorted(SITES)
 
-    entries = json.loads(passing("audit", kit, "--json"))["entries"]
+    entries = json.loads(passing("audit", "--kit", kit, "--json"))["entries"]
     told = [entry for entry in entries if entry.get("status") == "abstain"]
     assert any("paused" in entry.get("reason", "") for entry in told)
 

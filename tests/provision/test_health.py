@@ -22,11 +22,16 @@ from fedtar_flare.core.files import write_json
 from fedtar_flare.provision import health, retention
 from fedtar_flare.provision.health import kit_health
 from fedtar_flare.provision.launcher import SupervisedProcessLauncher
-from fedtar_flare.provision.retention import COMMAND, EVERY, Retention
+from fedtar_flare.provision.retention import COMMAND, EVERY
+from fedtar_flare.provision.wire import add_time
+from fedtar_flare.site import audit
+from fedtar_flare.site.context import HEALTH, Site
+from fedtar_flare.site.doctor import connection
+from fedtar_flare.site.doctor.finding import OK, WARN
 
 
 def asked(kit, *options):
-    return main(["health", str(kit), *options])
+    return main(["health", "--kit", str(kit), *options])
 
 
 def test_a_site_is_alive_while_its_heart_beats_and_ready_while_the_server_answers(tmp_path, monkeypatch):
@@ -57,10 +62,32 @@ def test_a_site_is_alive_while_its_heart_beats_and_ready_while_the_server_answer
     assert [kit_health(kit, within=within) for within in (180, 182)] == [(False, last), (True, last)]
 
 
+@pytest.mark.parametrize(("ahead", "status"), [(86400, WARN), (-3600, WARN), (2, OK)])
+def test_the_server_tells_its_time_and_the_doctor_and_the_audit_tell_a_clock_that_differs(
+    tmp_path, monkeypatch, ahead, status
+):
+    monkeypatch.chdir(kit := make_kit(tmp_path / "kit"))
+    assert connection.clock(kit) == []
+    filters, context, pulse = {}, FLContext(), health.Pulse()
+    cell = SimpleNamespace(add_incoming_reply_filter=lambda channel, topic, cb: filters.update(come=cb))
+    context.set_prop(ReservedKey.ENGINE, SimpleNamespace(get_cell=lambda: cell), private=True, sticky=False)
+    pulse.start(context)
+    reply = Message({MessageHeaderKey.RETURN_CODE: ReturnCode.OK})
+    add_time(reply)
+    now = time.time() + ahead
+    monkeypatch.setattr(health.time, "time", lambda: now)
+    filters["come"](reply)
+    (finding,) = connection.clock(kit)
+    assert finding.status == status and f"{abs(ahead)} s {'ahead of' if ahead > 0 else 'behind'}" in finding.text
+    audit.write(Site.outside_of_jobs(kit), "job", {"task": "train"})
+    (line,) = audit.read_audit(audit.audit_files(kit))
+    assert line.get("clock_ahead") == (None if status == OK else ahead)
+
+
 def test_a_process_that_is_stopped_or_has_ended_is_not_alive(tmp_path):
     kit = make_kit(tmp_path / "kit")
     with subprocess.Popen(["sleep", "5"]) as process:
-        write_json(kit / health.FILE, {"pid": process.pid, "beat": time.monotonic(), "answered": time.monotonic()})
+        write_json(kit / HEALTH, {"pid": process.pid, "beat": time.monotonic(), "answered": time.monotonic()})
         assert kit_health(kit)[0]
         os.kill(process.pid, signal.SIGSTOP)
         os.waitpid(process.pid, os.WUNTRACED)
@@ -86,7 +113,7 @@ def started(monkeypatch):
 
 @pytest.fixture
 def kit(tmp_path):
-    return make_kit(tmp_path / "hospital-a", "source: synthetic\nretention_days: 90\n")
+    return make_kit(tmp_path / "hospital-a")
 
 
 def test_it_runs_at_the_start_and_once_a_day(kit, started, caplog, monkeypatch):
@@ -107,11 +134,3 @@ def test_it_runs_at_the_start_and_once_a_day(kit, started, caplog, monkeypatch):
     started.code = 0
     beat()
     assert len(started.commands) == 2 and "retention: deleted: x" in caplog.text
-
-
-def test_without_the_setting_nothing_is_started(kit, started):
-    file = kit / "local" / "fedtar.yaml"
-    for text in ("source: synthetic\n", "source: [", None):
-        file.unlink() if text is None else file.write_text(text)
-        Retention()(kit)
-    assert started.commands == []

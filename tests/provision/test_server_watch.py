@@ -9,6 +9,7 @@ from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.fuel.f3.sfm.sfm_endpoint import SfmEndpoint
+from nvflare.private.fed.server.server_engine import ServerEngine
 
 from fedtar_flare.provision import logins
 from fedtar_flare.provision.logins import AGAIN_AFTER, TAKEN_OVER, WITHIN, LoginAlarm
@@ -32,6 +33,20 @@ def submit(manager, connected=(), **meta):
 def manager(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return KitJobManager(sites=SITES)
+
+
+@pytest.mark.parametrize(
+    ("job", "begun", "asked"), [("fedtar_flare.x.Y", False, 0), ("fedtar_flare.x.Y", True, 1), ("other.Y", False, 1)]
+)
+def test_a_job_s_process_is_asked_how_far_it_is_once_its_controller_is_there(manager, tmp_path, job, begun, asked):
+    config = tmp_path / "job-1" / "app_server" / "config"
+    config.mkdir(parents=True)
+    (config / "config_fed_server.json").write_text(json.dumps({"workflows": [{"path": job}]}))
+    if begun:
+        (tmp_path / "job-1" / "fedtar").mkdir()
+    sent = []
+    engine = SimpleNamespace(send_command_to_child_runner_process=lambda **command: sent.append(command) or {"a": 1})
+    assert ServerEngine.show_stats(engine, "job-1") == ({"a": 1} if asked else {}) and len(sent) == asked
 
 
 UNKNOWN = "no site 'hospital-x'; it has hospital-a, hospital-b"

@@ -160,7 +160,7 @@ def test_staff_sees_a_job_approves_it_and_takes_it_back(kit, job):
     [audit] = [file for file in kit.parent.rglob("*.jsonl") if file.parent.name == "audit"]
     decided = [(entry["outcome"], entry["reason"]) for entry in read_audit([audit])]
     assert decided == [("approved", digest), ("withdrawn", digest)]
-    assert "messages" not in passing("audit", audit), "a decision is no message that left"
+    assert "messages" not in passing("audit", "--kit", audit), "a decision is no message that left"
 
 
 def test_nothing_is_approved_that_cannot_be_written_down(kit, job, monkeypatch):

@@ -59,8 +59,8 @@ def test_an_entry_says_everything_and_no_value(tmp_path):
     assert entry["tensors"][1]["bytes"] == 12 and entry["norm"] == pytest.approx((24 + 6) ** 0.5)
     file = state_of(tmp_path) / "audit" / "job-1.jsonl"
     assert "987654" not in file.read_text() and file.stat().st_mode & 0o077 == 0
-    assert json.loads(passing("audit", tmp_path, "--json"))["totals"][0]["bytes"] == 36
-    assert "no audit" in failing("audit", tmp_path / "nothing", code=1)
+    assert json.loads(passing("audit", "--kit", tmp_path, "--json"))["totals"][0]["bytes"] == 36
+    assert "no audit" in failing("audit", "--kit", tmp_path / "nothing", code=1)
 
 
 def test_an_entry_says_what_is_personal(tmp_path, madeup):
@@ -72,7 +72,7 @@ def test_an_entry_says_what_is_personal(tmp_path, madeup):
     assert groups == {A: ("adapter", False), "bank.features": ("rows", True), "other": (None, None)}
     assert (known["method"], unknown["method"]) == ("madeup", "unheard-of")
     assert all(tensor["group"] is None for tensor in unknown["tensors"])
-    out = passing("audit", tmp_path, "--tensors")
+    out = passing("audit", "--kit", tmp_path, "--tensors")
     assert "PERSONAL DATA" in out and "madeup" in out and "no group of the contract" in out
 
 
@@ -206,10 +206,10 @@ def test_a_line_that_a_kill_cut_off_is_taken_away(tmp_path):
 def test_the_command_verifies_and_says_where(tmp_path):
     for _ in range(3):
         leave(context(tmp_path), message(tensors()))
-    assert "3 lines" in passing("audit", tmp_path, "--verify")
+    assert "3 lines" in passing("audit", "--kit", tmp_path, "--verify")
     file = audit_files(tmp_path)[0]
     file.write_text(file.read_text().replace('"bytes": 36', '"bytes": 35', 1))
-    code, out, _ = fedtar_here("audit", tmp_path, "--verify", "--json")
+    code, out, _ = fedtar_here("audit", "--kit", tmp_path, "--verify", "--json")
     assert code == 1 and json.loads(out)[0]["lines"] == 1
 
 

@@ -10,14 +10,16 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 import trustme
+import yaml
 from command import failing, fedtar_here, passing
 from kits import add_to_site_file, make_kit, write_radiographs
 from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 
 from fedtar_flare.provision.kit import LAUNCHER, site_policy
+from fedtar_flare.provision.status import metrics as job_metrics
 from fedtar_flare.registry import default_names
-from fedtar_flare.site.context import Participation, decide, state_of
-from fedtar_flare.site.doctor import diagnose
+from fedtar_flare.site.context import HEALTH, Participation, decide, state_of
+from fedtar_flare.site.doctor import diagnose, metrics
 from fedtar_flare.site.doctor.connection import certificates, server
 from fedtar_flare.site.doctor.finding import FAIL, OK, WARN
 from fedtar_flare.site.policy import GUARD, PRIVACY_FILTER, SITE_CLASSES, rights
@@ -233,6 +235,35 @@ def test_certificates_are_watched(kit, project):
     assert certificates(kit)[0].status == FAIL
 
 
+def shown(repository, file):
+    """Metrics of the dashboard, or of the alert rules."""
+    return set(re.findall(r"\bfedtar_[a-z_]+", (repository / "provisioning" / file).read_text()))
+
+
+def test_dashboard_and_alerts_know_what_doctor_and_status_write_and_nothing_else(kit, repository):
+    _result_filter(PRIVACY_FILTER, 0, noise_multiplier=2.0)(kit)
+    (state_of(kit) / "audit").mkdir(parents=True)
+    (state_of(kit) / "audit" / "job.jsonl").write_text('{"outcome": "passed", "bytes": 7}\n')
+    (kit / HEALTH).write_text('{"clock_ahead": 3.5}')
+    written = metrics(diagnose(kit, time_steps=2), kit)
+    assert "fedtar_sent_bytes 7\n" in written and "fedtar_clock_ahead_seconds 3.5\n" in written
+    progress = {"task": "train", "round": 2, "rounds": 5, "alarms": ["x"], "bytes": {"up": 9}}
+    progress |= {"sites": {"a": "working", "b": "absent: disconnected"}, "last_answer": {"a": 1e9}}
+    of_server = job_metrics([{"id": "1f", "progress": progress}, {"id": "2f"}])
+    for line in (
+        'fedtar_job_round{job="1f"} 2',
+        'fedtar_site_absent{job="1f",site="a"} 0',
+        'fedtar_site_absent{job="1f",site="b"} 1',
+        'fedtar_site_answer_seconds{job="1f",site="a"} 1000000000',
+        'fedtar_alarms{job="1f"} 1',
+    ):
+        assert line in of_server.splitlines()
+    names = {line.split(" ")[2] for line in (written + of_server).splitlines() if line.startswith("# TYPE")}
+    assert names == shown(repository, "grafana.json") >= shown(repository, "alerts.yml")
+    rules = yaml.safe_load((repository / "provisioning" / "alerts.yml").read_text())["groups"][0]["rules"]
+    assert all({"alert", "expr", "annotations"} <= set(rule) for rule in rules)
+
+
 def test_the_way_to_the_server(kit, project):
     assert server(kit).status == OK
     (kit / "startup" / "rootCA.pem").write_bytes((project / "other.pem").read_bytes())
@@ -258,6 +289,4 @@ def test_each_check_is_a_number_for_monitoring_and_no_text_goes_with_it(kit, tmp
     assert [values[f'fedtar_doctor_status{{check="{check}"}}'] for check in ("rights", "server")] == ["2", "0"]
     ends = [float(value) for name, value in values.items() if name.startswith("fedtar_certificate_end_seconds")]
     assert len(ends) == 2 and min(ends) > datetime.now(UTC).timestamp() and str(tmp_path) not in file.read_text()
-    names = {name.split("{")[0] for name in values}
-    panels = json.loads((repository / "provisioning" / "grafana.json").read_text())["panels"]
-    assert names == {name for one in panels for name in re.findall(r"fedtar_\w+", one["targets"][0]["expr"])}
+    assert {name.split("{")[0] for name in values} <= shown(repository, "grafana.json")

@@ -19,6 +19,7 @@ from fedtar_flare.learning.report_labeler import import_labeler
 from fedtar_flare.provision.retention import main
 from fedtar_flare.site.cohort import labeler_of_site, load_cohort
 from fedtar_flare.site.context import Site, state_of
+from fedtar_flare.site.doctor import environment
 from fedtar_flare.site.job_records import bind_run
 from fedtar_flare.site.purge import plan
 from fedtar_flare.site.site_file import read_site_file
@@ -132,8 +133,7 @@ def test_what_is_old_goes_and_retention_leaves_the_audit(kit, capsys):
     for place in (run, log, kit / JOB, kit / "transfer"):
         for path in (place, *place.rglob("*")):
             os.utime(path, (old, old))
-    with pytest.raises(ConfigError, match="retention_days"):
-        plan(Site.outside_of_jobs(kit), retention=True)
+    assert not plan(Site.outside_of_jobs(kit), retention=True).remove
     add_to_site_file(kit, "retention_days: 99")
     assert not plan(Site.outside_of_jobs(kit), older_than=101).remove
     for options, more in (({"older_than": 99}, {log}), ({"retention": True}, set())):
@@ -143,6 +143,28 @@ def test_what_is_old_goes_and_retention_leaves_the_audit(kit, capsys):
     assert main([str(kit)]) == 0 and "nothing deleted today" in capsys.readouterr().out and (kit / JOB).is_dir()
     assert main([str(kit)]) == 0 and capsys.readouterr().out.count("deleted: ") == 2
     assert {path.name for path in kit.iterdir()} == before - {JOB}
+
+
+def test_what_only_a_resume_needs_goes_some_days_after_a_run_ended_well(kit):
+    state, old = SiteState(state_of(kit), RUNS[0], "hospital-a"), time.time() - 15 * 86400
+    for name in ("0002-01", "0003-01"):
+        state.save(name, {}, {})
+    state.write("broadcast-0003-00", {}, {})
+    site, config = Site.outside_of_jobs(kit), read_site_file(kit / "local" / "fedtar.yaml")
+
+    def left():
+        for path in (state.folder, *state.folder.iterdir()):
+            os.utime(path, (old, old))
+        return {path.name.split(".")[0] for path, _ in plan(site, retention=True).remove}
+
+    assert left() == set(), "it may have to be resumed"
+    state.note_end()
+    assert not plan(site, retention=True).remove, "somebody has just written to it"
+    assert "2 runs" in (text := environment.retention(kit, config).text) and "next in 14" in text
+    assert left() == {"0001-01", "0002-01", "broadcast-0003-00"}
+    assert "next in 0" in environment.retention(kit, config).text
+    plan(site, retention=True).carry_out()
+    assert state.versions() == ["0003-01"] and {*PAGES} < {path.name for path in state.folder.iterdir()}
 
 
 def test_the_command_shows_first_and_deletes_with_yes(kit):

@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from fedtar_flare.core.text import gauges
 from fedtar_flare.site.doctor.finding import LEVELS, Finding
 
 
@@ -24,6 +25,8 @@ def diagnose(kit: Path | None = None, site_file: Path | None = None, time_steps:
         studies, of_data = environment.data(config, time_steps)
         findings += [*of_data, *policy.bounds(kit, config)]
     findings += environment.disks(kit, config, studies)
+    if kit is not None and config is not None:
+        findings.append(environment.retention(kit, config))
     if kit is not None:
         findings += [
             *environment.key(kit, config),
@@ -35,6 +38,7 @@ def diagnose(kit: Path | None = None, site_file: Path | None = None, time_steps:
             *policy.locations(kit, config),
             *policy.modes(kit, config),
             *connection.certificates(kit),
+            *connection.clock(kit),
             connection.server(kit),
         ]
     return findings
@@ -42,23 +46,13 @@ def diagnose(kit: Path | None = None, site_file: Path | None = None, time_steps:
 
 def metrics(findings: Iterable[Finding], kit: Path | None) -> str:
     """Write findings for Prometheus' node exporter (``--collector.textfile``), without texts, which name files."""
-    from fedtar_flare.site.doctor.connection import valid_until
+    from fedtar_flare.site.audit import FOLDER, audit_files, read_audit, totals
+    from fedtar_flare.site.context import state_of
 
-    worst: dict[str, int] = {}
+    values = {"fedtar_doctor_time_seconds": time.time()}
     for finding in findings:
-        worst[finding.check] = max(worst.get(finding.check, 0), LEVELS.index(finding.status))
-    lines = [
-        "# HELP fedtar_doctor_status Worst finding of a check: 0 OK, 1 WARN, 2 FAIL.",
-        "# TYPE fedtar_doctor_status gauge",
-        *(f'fedtar_doctor_status{{check="{check}"}} {level}' for check, level in sorted(worst.items())),
-        "# HELP fedtar_doctor_time_seconds When the doctor looked.",
-        "# TYPE fedtar_doctor_time_seconds gauge",
-        f"fedtar_doctor_time_seconds {time.time():.0f}",
-    ]
-    if kit is not None and (ends := valid_until(kit)):
-        lines += [
-            "# HELP fedtar_certificate_end_seconds When a certificate of the kit ends.",
-            "# TYPE fedtar_certificate_end_seconds gauge",
-            *(f'fedtar_certificate_end_seconds{{file="{name}"}} {end.timestamp():.0f}' for name, end in ends.items()),
-        ]
-    return "\n".join(lines) + "\n"
+        status = f'fedtar_doctor_status{{check="{finding.check}"}}'
+        values |= {status: max(values.get(status, 0), LEVELS.index(finding.status)), **finding.numbers}
+    if kit is not None and (state_of(kit) / FOLDER).is_dir():
+        values["fedtar_sent_bytes"] = sum(total["bytes"] for total in totals(read_audit(audit_files(kit))))
+    return gauges(values)

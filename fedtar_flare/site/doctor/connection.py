@@ -3,12 +3,12 @@
 import json
 import socket
 import ssl
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
 
+from fedtar_flare.site.context import CLOCK_SECONDS, clock_ahead
 from fedtar_flare.site.doctor.finding import FAIL, OK, WARN, Finding
 
 SOON = timedelta(days=30)
@@ -31,23 +31,24 @@ def _certificate(file: Path, now: datetime) -> Finding:
     except (OSError, ValueError) as error:
         return Finding(FAIL, "certificates", f"{file} cannot be read ({error})", RENEW)
     start, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    ends = {f'fedtar_certificate_end_seconds{{file="{file.name}"}}': end.timestamp()}
     if now < start:
         text = f"{file.name} is valid only from {start:%Y-%m-%d}"
-        return Finding(FAIL, "certificates", text, "check this machine's clock")
+        return Finding(FAIL, "certificates", text, "check this machine's clock", ends)
     if now > end:
-        return Finding(FAIL, "certificates", f"{file.name} expired on {end:%Y-%m-%d}", RENEW)
+        return Finding(FAIL, "certificates", f"{file.name} expired on {end:%Y-%m-%d}", RENEW, ends)
     text, soon = f"{file.name} is valid until {end:%Y-%m-%d}", end - now < SOON
-    return Finding(WARN if soon else OK, "certificates", text, RENEW if soon else "")
+    return Finding(WARN if soon else OK, "certificates", text, RENEW if soon else "", ends)
 
 
-def valid_until(kit: Path) -> dict[str, datetime]:
-    """When the kit's certificates end, by file; one that cannot be read is left out."""
-    ends = {}
-    for name in CERTIFICATES:
-        with suppress(OSError, ValueError):
-            certificate = x509.load_pem_x509_certificate((kit / "startup" / name).read_bytes())
-            ends[name] = certificate.not_valid_after_utc
-    return ends
+def clock(kit: Path) -> list[Finding]:
+    """Whether this machine's clock goes with the server's, as its site has found while it runs."""
+    if (ahead := clock_ahead(kit)) is None:
+        return []
+    text = f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the server's, when that last answered this site"
+    off = abs(ahead) > CLOCK_SECONDS
+    cure = "set this machine's clock (NTP), or tell the server's operator: certificates, periods and retention go by it"
+    return [Finding(WARN if off else OK, "clock", text, cure if off else "", {"fedtar_clock_ahead_seconds": ahead})]
 
 
 def server(kit: Path, seconds: float = 10.0) -> Finding:

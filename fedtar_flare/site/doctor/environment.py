@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from fedtar_flare.core.errors import FedTARError
 from fedtar_flare.data.cells import Timeline
 from fedtar_flare.site.cohort import KEY_FILE, key_folder, load_cohort
-from fedtar_flare.site.context import home
+from fedtar_flare.site.context import Site, home
 from fedtar_flare.site.doctor.finding import FAIL, OK, WARN, Finding
 from fedtar_flare.site.site_file import SiteConfig, cache_folder, read_site_file, state_folder
 from fedtar_flare.version import __version__
@@ -141,6 +141,17 @@ def disks(kit: Path | None, config: SiteConfig | None, studies: int) -> list[Fin
         runs = [_size(folder) for folder in state.iterdir() if folder.is_dir()] if state.is_dir() else []
         findings.append(_disk("state", state, max([A_RUN, *runs]), "for one more run like the largest here"))
     return findings
+
+
+def retention(kit: Path, config: SiteConfig) -> Finding:
+    """How much state of runs there is, and in how many days which part of it goes."""
+    from fedtar_flare.site.purge import summary
+
+    try:
+        root = Site.outside_of_jobs(kit).state_root(config.state_dir)
+        return Finding(OK, "retention", summary(root, config.retention_days))
+    except FedTARError as error:
+        return Finding(WARN, "retention", str(error), "restore the file, or delete the run with 'fedtar site purge'")
 
 
 def _size(folder: Path, names: str = "*") -> int:

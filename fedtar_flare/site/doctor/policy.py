@@ -136,9 +136,11 @@ def _differential_privacy(kit: Path, config: SiteConfig | None, arguments: dict[
     except FedTARError as error:
         return Finding(FAIL, check, str(error), "correct privacy.json, or restore the ledger")
     text = f"epsilon {spent.epsilon:.3g} of {settings.max_epsilon:g} spent in {spent.releases} releases"
+    number = {"fedtar_epsilon_spent": spent.epsilon}
     if spent.epsilon > 0.9 * settings.max_epsilon:
-        return Finding(WARN, check, text, "the site abstains soon; a larger max_epsilon is a decision of the site's")
-    return Finding(OK, check, f"{text} (delta {settings.delta:g})")
+        cure = "the site abstains soon; a larger max_epsilon is a decision of the site's"
+        return Finding(WARN, check, text, cure, number)
+    return Finding(OK, check, f"{text} (delta {settings.delta:g})", "", number)
 
 
 def bounds(kit: Path | None, config: SiteConfig) -> list[Finding]:
