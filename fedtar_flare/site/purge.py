@@ -174,8 +174,9 @@ def _plan_patient(
 
 
 def _age(path: Path) -> float:
-    """Days since anybody wrote to it."""
-    return (time.time() - max(f.stat().st_mtime for f in [path, *path.rglob("*")])) / 86400
+    """Days since anybody wrote to one of its files; a deletion does not count."""
+    written = max((f.stat().st_mtime for f in path.rglob("*") if f.is_file()), default=path.stat().st_mtime)
+    return (time.time() - written) / 86400
 
 
 def _older(items: list[tuple[Path, str]], days: float) -> list[tuple[Path, str]]:

@@ -86,6 +86,7 @@ def test_every_kit_of_every_project_is_complete(provisioned, repository, project
             assert ("NVFLARE_CLIENT_OUTCOME_WAIT_TIMEOUT:-60}" in script) == (
                 kind == "server"
             ) and "umask 077" in script
+            assert kits.QUIET_START in script and kits.START not in script
             assert kit.stat().st_mode & 0o077 == 0
             if kind == "client":
                 check_site_policy(kit, resources, {"extra_names": [HEAD]} if project == "project-localhost.yml" else {})

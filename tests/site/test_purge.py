@@ -164,6 +164,7 @@ def test_what_only_a_resume_needs_goes_some_days_after_a_run_ended_well(kit):
     assert left() == {"0001-01", "0002-01", "broadcast-0003-00"}
     assert "next in 0" in environment.retention(kit, config).text
     plan(site, retention=True).carry_out()
+    assert "next in 84" in environment.retention(kit, config.replace(retention_days=99)).text
     assert state.versions() == ["0003-01"] and {*PAGES} < {path.name for path in state.folder.iterdir()}
 
 
