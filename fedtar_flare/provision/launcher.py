@@ -25,7 +25,7 @@ from nvflare.private.fed.client.client_req_processors import ClientRequestProces
 
 from fedtar_flare.core.errors import ConfigError, FedTARError
 from fedtar_flare.provision.health import Pulse
-from fedtar_flare.provision.retention import Retention
+from fedtar_flare.provision.retention import EVERY, look
 from fedtar_flare.provision.site_requests import RequestFilter
 from fedtar_flare.provision.wire import guard_cells
 
@@ -104,7 +104,7 @@ class SupervisedProcessLauncher(ClientProcessJobLauncher):
         if launcher is not None and not isinstance(launcher, JobLauncherSpec):
             raise ConfigError(f"launcher must be a job launcher, as {{path: ..., args: ...}}, not {launcher!r}")
         self.max_restarts, self.window, self.byoc, self.launcher = max_restarts, window, byoc, launcher
-        self._retention, self._pulse = Retention(), Pulse()
+        self._looked, self._pulse = -EVERY, Pulse()
         guard_cells()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -115,8 +115,10 @@ class SupervisedProcessLauncher(ClientProcessJobLauncher):
             self._pulse.start(fl_ctx)
         if event_type == EventType.BEFORE_CLIENT_HEARTBEAT:
             self._pulse.beat()
-        if event_type == EventType.AFTER_CLIENT_HEARTBEAT:
-            self._retention(Path(str(fl_ctx.get_prop(FLContextKey.WORKSPACE_ROOT))))
+        if event_type == EventType.AFTER_CLIENT_HEARTBEAT and time.monotonic() - self._looked >= EVERY:
+            self._looked = time.monotonic()
+            kit = Path(str(fl_ctx.get_prop(FLContextKey.WORKSPACE_ROOT)))
+            threading.Thread(target=look, args=[kit], daemon=True).start()
         if self.launcher is not None and event_type != EventType.BEFORE_JOB_LAUNCH:  # where it would put itself forward
             self.launcher.handle_event(event_type, fl_ctx)
         super().handle_event(event_type, fl_ctx)

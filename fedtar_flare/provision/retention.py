@@ -17,29 +17,14 @@ COMMAND = ("-m", "fedtar_flare.provision.retention")
 logger = logging.getLogger(__name__)
 
 
-class Retention:
-    """Starts ``python -m fedtar_flare.provision.retention KIT``, for the libraries that deleting needs, once a day."""
-
-    def __init__(self) -> None:
-        self._last = -EVERY
-        self._process: subprocess.Popen[str] | None = None
-
-    def __call__(self, kit: Path) -> None:
-        """Called again and again; returns at once."""
-        if self._process is not None and self._process.poll() is not None:
-            out, _ = self._process.communicate()
-            say = logger.error if self._process.returncode else logger.info
-            say("retention: %s", out.strip().replace("\n", "; "))
-            self._process = None
-        if self._process is None and time.monotonic() - self._last >= EVERY:
-            self._last = time.monotonic()
-            self._process = subprocess.Popen(
-                [sys.executable, *COMMAND, str(kit)],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
+def look(kit: Path) -> None:
+    """Run :func:`main` in a process of its own, for the libraries that deleting needs, and log what it says."""
+    command = [sys.executable, *COMMAND, str(kit)]
+    done = subprocess.run(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    say = logger.error if done.returncode else logger.info
+    say("retention: %s", done.stdout.strip().replace("\n", "; "))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from nvflare.private.fed.client.client_req_processors import ClientRequestProces
 from fedtar_flare.cli.main import main
 from fedtar_flare.core.files import write_json
 from fedtar_flare.provision import health, retention
+from fedtar_flare.provision import launcher as launching
 from fedtar_flare.provision.health import kit_health
 from fedtar_flare.provision.launcher import SupervisedProcessLauncher
 from fedtar_flare.provision.retention import COMMAND, EVERY
@@ -97,40 +99,23 @@ def test_a_process_that_is_stopped_or_has_ended_is_not_alive(tmp_path):
         assert kit_health(kit, live=True) == (False, "the site's process has ended")
 
 
-@pytest.fixture
-def started(monkeypatch):
-    """Processes that end when the test says so: their commands."""
-    started = SimpleNamespace(commands=[], code=None)
-
-    def start(command, **_):
-        started.commands.append(command)
-        started.code = None
-        return SimpleNamespace(poll=lambda: started.code, communicate=lambda: ("deleted: x\n", None), returncode=0)
-
-    monkeypatch.setattr(retention.subprocess, "Popen", start)
-    return started
-
-
-@pytest.fixture
-def kit(tmp_path):
-    return make_kit(tmp_path / "hospital-a")
-
-
-def test_it_runs_at_the_start_and_once_a_day(kit, started, caplog, monkeypatch):
+def test_it_looks_at_what_may_go_at_the_start_and_once_a_day(tmp_path, caplog, monkeypatch):
     caplog.set_level(logging.INFO)
-    now, launcher, context = [5.0], SupervisedProcessLauncher(), FLContext()
-    monkeypatch.setattr(retention.time, "monotonic", lambda: now[0])
+    kit, now, launcher, context = make_kit(tmp_path / "hospital-a"), [5.0], SupervisedProcessLauncher(), FLContext()
+    commands = queue.Queue()
+
+    def run(command, **_):
+        commands.put(command)
+        return SimpleNamespace(stdout="deleted: x\n", returncode=0)
+
+    monkeypatch.setattr(retention.subprocess, "run", run)
+    monkeypatch.setattr(launching.time, "monotonic", lambda: now[0])
     context.set_prop(FLContextKey.WORKSPACE_ROOT, str(kit), private=True, sticky=False)
-
-    def beat():
+    for later in (0, 10, EVERY):
+        now[0] += later
         launcher.handle_event(EventType.AFTER_CLIENT_HEARTBEAT, context)
-
-    beat()
-    beat()
-    assert started.commands == [[sys.executable, *COMMAND, str(kit)]]
-    now[0] += EVERY
-    beat()  # the first still runs
-    assert len(started.commands) == 1
-    started.code = 0
-    beat()
-    assert len(started.commands) == 2 and "retention: deleted: x" in caplog.text
+    for _ in range(2):
+        assert commands.get(timeout=60) == [sys.executable, *COMMAND, str(kit)]
+    while "retention: deleted: x" not in caplog.text:
+        time.sleep(0.01)
+    assert commands.empty()
