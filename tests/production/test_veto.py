@@ -44,7 +44,9 @@ def check_pause(federation, identity, kit):
         assert list(paused[0].sites) == ["hospital-a"]
     finally:
         passing("site", "join", "--kit", kit)
-    events = read_events(federation.completed(identity))
+    results = federation.completed(identity)
+    assert "get_widget" not in (results.parent / "error_log.txt").read_text(), "who watches makes no error"
+    events = read_events(results)
     assert [event.status for event in of_kind(events, End)] == ["completed"]
     last = of_kind(events, Step)[-1]
     assert sorted([*last.sites, *last.abstained]) == sorted(SITES)
