@@ -14,6 +14,7 @@ from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.runtime.checkpoint import CheckpointFolder
 from fedtar_flare.site.context import state_of
 from fedtar_flare.site.doctor import diagnose
+from fedtar_flare.site.state import SiteState
 from fedtar_flare.version import __version__
 
 pytestmark = [pytest.mark.production, pytest.mark.timeout(1800)]
@@ -106,7 +107,7 @@ def test_a_site_whose_clock_is_a_day_ahead_and_that_has_a_later_patch_release_ch
     federation.start("hospital-b", change=CLOCK.format(86400) + RELEASE.format(f"{MINOR}.99"))
     try:
         identity = federation.submit(job("skewed"))
-        run_of(federation, identity)
+        run_id = run_of(federation, identity)
         log = federation.sites["hospital-b"] / identity / "log.txt"
         tomorrow = f"{datetime.now().astimezone() + timedelta(days=1):%Y-%m-%d}"
         wait_for("its log is a day ahead", lambda: log.is_file() and tomorrow in log.read_text(errors="replace"))
@@ -118,6 +119,8 @@ def test_a_site_whose_clock_is_a_day_ahead_and_that_has_a_later_patch_release_ch
         entries = json.loads(passing("audit", "--kit", federation.sites["hospital-b"], "--json"))["entries"]
         assert {abs(entry["clock_ahead"] - 86400) < 60 for entry in entries if entry["job"] == identity} == {True}
         assert "off the server's" in log.read_text()
+        state = SiteState(state_of(federation.sites["hospital-b"]), run_id, "hospital-b")
+        assert len(state.spare()) > 1, "it ended well"
     finally:
         federation.kill_site("hospital-b")
         federation.start("hospital-b")
