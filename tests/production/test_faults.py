@@ -9,7 +9,7 @@ from federation_process import CLOCK, RELEASE, SITES, recipe, wait_for
 from killing import LEAD, LIMIT, LONG, all_gone, check_same, in_step, last, resume, round_1_is_whole, run_of, steps
 
 from fedtar_flare.core.files import read_tensors
-from fedtar_flare.record.events import Start, Validation
+from fedtar_flare.record.events import Validation
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.runtime.checkpoint import CheckpointFolder
 from fedtar_flare.site.context import state_of
@@ -196,21 +196,3 @@ def test_a_hospital_that_was_not_connected_is_named_from_the_start(federation, j
         federation.start("hospital-b")
     federation.session(LEAD).abort_job(identity)
     federation.finished(identity)
-
-
-def test_a_hospital_of_another_minor_release_is_left_out_with_the_reason_until_it_has_the_others_release(
-    federation, job
-):
-    federation.kill_site("hospital-b")
-    federation.start("hospital-b", change=RELEASE.format("99.0.0"))
-    try:
-        identity = federation.submit(job("upgraded"))
-        (begun,) = wait_for(
-            f"it has begun\n{federation.tail(identity)}", lambda: of_kind(federation.events(identity), Start)
-        )
-        assert begun.sites == ["hospital-a"] and "fedtar_flare" in begun.absent["hospital-b"]
-        events = read_events(federation.completed(identity))
-        assert {site for event in steps(events) for site in event.sites} == {"hospital-a"}
-    finally:
-        federation.kill_site("hospital-b")
-        federation.start("hospital-b")
