@@ -121,7 +121,13 @@ def test_a_stream_is_acknowledged_or_given_up_by_its_receiver_alone(monkeypatch,
 
 
 def test_every_cell_is_guarded_and_once(monkeypatch):
-    made, setters = [], ("add_incoming_request_filter", "set_message_interceptor", "add_incoming_filter")
+    setters = (
+        "add_incoming_request_filter",
+        "set_message_interceptor",
+        "add_incoming_filter",
+        "add_outgoing_reply_filter",
+    )
+    made = []
     monkeypatch.setattr(CoreCell, "__init__", lambda self, name: None)
     for name in setters:
         monkeypatch.setattr(CoreCell, name, lambda self, *_, name=name, **named: made.append(name))
