@@ -152,7 +152,7 @@ def test_the_examples_of_the_python_page_run(results, repository, tmp_path, monk
 def test_a_site_audits_what_the_adapter_remembers_and_its_vote_holds_the_release(
     place, results, site_state, hospitals, repository, tmp_path
 ):
-    """``test_released`` has a release that all agree to."""
+    """``test_submission`` has a release that all agree to."""
     sites, kits = place / "hospitals" / "sites", provisioned(repository, tmp_path, ("north", "south"))
     home = {"FEDTAR_HOME": str(place / "home"), "FEDTAR_SITES": str(sites)}
     audit = ("site", "audit-model", results, "--simulated", "north")

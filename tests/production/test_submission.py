@@ -1,4 +1,4 @@
-"""Who may submit what, three ways, over mTLS."""
+"""Who may submit what, three ways, over mTLS; and the release of what was learnt."""
 
 import contextlib
 import json
@@ -6,11 +6,13 @@ from pathlib import Path
 
 import nvflare.fuel.hci.client.file_transfer as file_transfer
 import pytest
-from command import passing, run
+from command import failing, passing, run
 from federation_process import SITES, recipe, wait_for
 
 from fedtar_flare.record.events import End, Start, Step
 from fedtar_flare.record.log import of_kind, read_events
+from fedtar_flare.site.context import state_of
+from fedtar_flare.site.release import verify_release
 
 pytestmark = [pytest.mark.production, pytest.mark.timeout(1800)]
 LEAD = "lead@hub.org"
@@ -51,17 +53,29 @@ def test_a_lead_without_the_right_to_bring_code_submits_to_a_hospital_that_has_a
         federation.finished(identity)
 
 
-def test_from_the_job_s_script_to_a_hospital_that_has_approved_its_production_form(federation, exported, tmp_path):
+def test_from_the_job_s_script_to_an_adapter_that_leaves_with_its_hospitals_votes(federation, exported, tmp_path):
+    """A hospital has approved the job's production form; both audit and vote with their own kits, the lead releases."""
     recipe("from_script").export(str(tmp_path / "simulated"))
     script = tmp_path / "simulated" / "from_script" / "job.py"
     with approved(federation, exported("from_script")):
         code, out, err = run("python", script, "--env", "prod", "--kit", federation.kits / LEAD, timeout=120)
         assert code == 0, err
-        events = read_events(federation.completed(job := out.split("fedtar watch ")[1].split()[0]))
+        results = federation.completed(job := out.split("fedtar watch ")[1].split()[0])
+    events = read_events(results)
     assert [event.status for event in of_kind(events, End)] == ["completed"]
     assert [sorted(step.sites) for step in of_kind(events, Step)] == [sorted(SITES)] * 2
     for site in SITES:  # a job's log names files and rows
         assert (federation.sites[site] / job / "log.txt").stat().st_mode & 0o077 == 0
+    project = ("--project", federation.folder / "project.yml")
+    home = {"FEDTAR_HOME": federation.environment["FEDTAR_HOME"]}
+    release = ("release", results, *project, "--kit", federation.kits / LEAD)
+    for name, kit in federation.sites.items():
+        assert f"no vote of {name}" in failing(*release, code=1)
+        run_id = json.loads(passing("site", "audit-model", results, "--kit", kit, "--json", **home))["run_id"]
+        assert json.loads((state_of(kit) / run_id / name / "run.json").read_text())["sites"] == list(SITES)
+        passing("site", "vote", results, "yes", *project, "--kit", kit, "-o", results, **home)
+    passing(*release)
+    verify_release(results / "adapter", federation.server / "startup" / "rootCA.pem")
 
 
 @pytest.mark.parametrize(("side", "where"), [("server", "localhost"), ("client", "hospital-a")])
