@@ -23,7 +23,7 @@ from fedtar_flare.models.build import build_model, build_tokenizer
 from fedtar_flare.models.config import preset
 from fedtar_flare.synthetic.vocabulary import FINDINGS
 
-MODEL = preset("tiny", max_length=20)
+MODEL = preset("tiny", max_length=20, num_beams=1)
 READER = labeler("synthetic")
 NONE, NEW, INCREASED, DECREASED, UNCHANGED, RESOLVED, UNCERTAIN = range(len(CHANGES))
 COMPARED = UNCERTAIN
@@ -213,7 +213,7 @@ def prompted(cohort, **settings):
 
 @pytest.mark.parametrize("prior", ["report", "image", "report+image"])
 def test_a_head_learns_changes_from_whatever_is_shown_of_the_visit_before(cohort_of, prior):
-    learner, samples = prompted(cohort_of(prior), local_steps=20, lr=1e-2)
+    learner, samples = prompted(cohort_of(prior), local_steps=8, lr=1e-2)
     head = learner.generator.diagnosis.head
 
     def loss():

@@ -11,12 +11,13 @@ import torch
 from adapted_models import shake
 from batches import kept_bytes
 from learners import MODEL, gradients
+from tables import cases
 from tiny_models import write_llama
 
 from fedtar_flare.core.errors import ConfigError, DataError
 from fedtar_flare.data.cells import Timeline
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
-from fedtar_flare.learning.device import SMALL_MODEL, choose_device, device_of_each
+from fedtar_flare.learning.device import choose_device, device_of_each
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.methods.fedpeft import PEFTConfig, PEFTLearner
 from fedtar_flare.methods.fedtar.config import PatientConfig
@@ -41,22 +42,10 @@ def gpus(monkeypatch):
     return pretend
 
 
-@pytest.mark.parametrize(
-    ("count", "bfloat16", "arguments", "chosen"),
-    [
-        (0, True, (), ("cpu", False)),
-        (0, True, ("cpu", "bfloat16"), ("cpu", True)),
-        (2, True, ("cuda:1", "float32"), ("cuda:1", False)),
-        (2, True, ("cpu",), ("cpu", False)),
-        (1, False, (), ("cuda", False)),
-        (1, True, ("auto", "auto", SMALL_MODEL), ("cuda", True)),
-        (1, True, ("auto", "auto", 1_900_000), ("cpu", False)),
-        (1, True, ("cuda", "auto", 1), ("cuda", True)),
-    ],
-)
+@pytest.mark.parametrize(("count", "bfloat16", "arguments", "chosen"), cases(__file__, "devices.yaml"))
 def test_the_file_says_where_and_how_and_a_small_model_leaves_the_gpu_alone(gpus, count, bfloat16, arguments, chosen):
     gpus(count, bfloat16)
-    assert choose_device(*arguments) == chosen
+    assert choose_device(*arguments) == tuple(chosen)
     with pytest.raises(ConfigError, match=f"this machine shows {count} GPU"):
         choose_device("cuda:2")
 

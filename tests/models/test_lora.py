@@ -8,6 +8,7 @@ import torch
 from adapted_models import GPT2_TARGETS, gpt2_case, shake
 from peft import PeftModel
 from safetensors.torch import load_file, save
+from tables import cases
 from torch import nn
 
 from fedtar_flare.core.errors import ConfigError, ExchangeError
@@ -167,18 +168,7 @@ def test_the_sets_that_act_are_chosen_per_layer_and_what_is_trained_stays(base):
     torch.testing.assert_close(layer(x), plain + low["generic"])
 
 
-@pytest.mark.parametrize(
-    ("further", "changes", "message"),
-    [
-        (False, {"targets": ["nothing"]}, "match no module of Generator"),
-        (False, {"targets": ["decoder.transformer.wte"]}, "module 'decoder.transformer.wte' of type Embedding"),
-        (False, {"targets": [r"decoder\..*\.c_fc"]}, "not of regular expressions: write 'decoder.\\*.c_fc'"),
-        (False, {"extra": ["nothing"]}, "extra 'nothing' matches no parameter"),
-        (True, {"adapter": "generic"}, "adapter of this name"),
-        *((True, {"adapter": name}, "lower-case") for name in ("Second", "a.b", "lora")),
-        (True, {"adapter": "second", "targets": ["encoder.mix.base_layer"]}, "match no module"),
-    ],
-)
+@pytest.mark.parametrize(("further", "changes", "message"), cases(__file__, "refusals.yaml")["sets"])
 def test_a_set_that_cannot_be_is_refused_by_name(base, further, changes, message):
     model = dual(base) if further else base
     with pytest.raises(ConfigError, match=message):

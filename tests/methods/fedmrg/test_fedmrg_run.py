@@ -1,6 +1,8 @@
 """A federation of two members and an unseen hospital in one process, from the handshake to drafts of both."""
 
 import json
+import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -206,17 +208,9 @@ def test_a_hospital_outside_a_comparison_gets_the_generic_model(federation):
     assert losses[0] != losses[1]
 
 
-LLAMA_2_7B = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 11008,
-    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32, "vocab_size": 32000,
-    "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "tie_word_embeddings": False, "bos_token_id": 1,
-    "eos_token_id": 2, "pad_token_id": 0,
-}  # fmt: skip
-
-
 def test_what_travels_is_the_paper_s_59_million_values(tmp_path):
     """4.7 TB for 10 sites over 1,000 rounds both ways, as the paper's communication cost; the bank apart."""
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA_2_7B))
+    shutil.copy(Path(__file__).with_name("llama_2_7b.json"), tmp_path / "config.json")
     model = {"decoder_name": str(tmp_path), "tokenizer": "small", "weights": "random"}
     strategy = MethodRecipe("fedmrg", preset="fedmrg-paper", model=model).executor.strategy
     made_of, lora = outline(strategy.settings.model, strategy.extend), strategy.settings.lora
