@@ -257,19 +257,6 @@ def test_words_are_cut_in_one_pass(piece):
     assert sum(map(len, sentences(piece * (200_000 // len(piece)) + "x"))) > 0
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("Nodule of 1.5 cm, pneumonia vs. edema.", [["nodule", "of", "1.5", "cm", ",", "pneumonia", "vs", "edema"]]),
-        ("Ground-glass\nopacity\n\nNone", [["ground", "glass", "opacity"], ["none"]]),
-        ("- effusion\n- nodule", [["effusion"], ["nodule"]]),
-        ("(edema?) in", [["(", "edema", "?", ")", "in"]]),
-    ],
-)
-def test_sentences_and_words(text, words):
-    assert list(sentences(text)) == words
-
-
 def test_phrases():
     book = Phrasebook([("a|b c", 1), ("a _ d*", 2), ("e __ f", 3)])
     assert [match.tag for match in book.find(["x", "b", "c"])] == [1]
