@@ -33,14 +33,12 @@ FILES = ("weights", "encoder_weights", "tokenizer", "encoder_name", "decoder_nam
 def add_commands(commands: Commands) -> None:
     """Add the commands."""
     command = add_command(commands, simulate, "simulate a federation on this machine, all sites side by side")
-    add_sites(command)
-    command.add_argument("-t", "--threads", type=int, help="sites that run at the same time (default: all)")
-    workspace = Path("simulator_workspace")
-    command.add_argument("-w", "--workspace", type=Path, default=workspace, help="folder, made anew for the run")
-    loud = command.add_mutually_exclusive_group()
-    loud.add_argument("-q", "--quiet", action="store_true", help="print warnings and the page's place alone")
-    loud.add_argument("-v", "--verbose", action="store_true", help="print FLARE's log instead of the progress")
-    _add_job_options(command)
+    _add_simulation_options(command)
+
+    command = add_command(commands, evaluate, "score adapters, models and drafts at simulated sites and compare them")
+    what = "a candidate: by the site files, by a path (adapter, base model, drafts), or job: the model of the options"
+    command.add_argument("candidates", nargs="+", metavar="NAME[=PATH]", help=what)
+    _add_simulation_options(command)
 
     command = add_command(commands, export, "write the job for FLARE, or describe what it asks of a site")
     command.add_argument("-o", "--out", type=Path, default=Path("jobs"), help="folder of jobs (default jobs)")
@@ -60,8 +58,6 @@ def add_commands(commands: Commands) -> None:
     add_repeated(command, "--against", "ARM", "compare with this arm, not the suite's references; may be repeated")
     of_drawn = "what the tables of every metric draw (default: as the suite says, else patients)"
     command.add_argument("--drawn", choices=("patients", "studies"), help=of_drawn)
-
-    command = add_command(commands, methods, "list the installed methods")
 
     command = add_command(commands, report, "make the page of a run, also of one that was killed or downloaded")
     command.add_argument("run_folder", type=Path, help="results of a run, a workspace, or a downloaded job's folder")
@@ -125,22 +121,6 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--yes", action="store_true", help="begin; without it the cost is said, and nothing else done")
 
 
-def methods(arguments: argparse.Namespace) -> None:
-    """List the methods that are installed here, with the package that brings each and where it is published.
-
-    Which of them a hospital takes part in is for its own guard to say (fedtar doctor).
-    """
-    from fedtar_flare.core.plugins import package_of
-    from fedtar_flare.registry import method, names
-
-    installed = [
-        {"name": name, "title": kind.contract.title, "package": package_of("method", name), "paper": kind.paper}
-        for name, kind in zip(names(), map(method, names()), strict=True)
-    ]
-    lines = ("{name:<16} {title:<52} {package:<20} {paper}".format(**kind).rstrip() for kind in installed)
-    show(arguments, installed, *lines)
-
-
 def simulate(arguments: argparse.Namespace) -> None:
     """Run a method in NVIDIA FLARE's simulator, one process per site.
 
@@ -159,6 +139,16 @@ def simulate(arguments: argparse.Namespace) -> None:
     short = arguments.quiet or arguments.verbose  # FLARE's log has the box
     last = f"report: {page}" if short else box(read_run(results), page)
     show(arguments, {"results": str(results), "report": str(page)}, last)
+
+
+def evaluate(arguments: argparse.Namespace) -> None:
+    """Score candidates on the sites' test visits and compare them pairwise, by guarded sums alone; nothing is trained
+    (method evaluate). For hospitals, export the job: 'fedtar export --method evaluate --set evaluate.candidates=...'.
+    """
+    named = [text.partition("=") for text in arguments.candidates]
+    places = {name: str(Path(path).expanduser().resolve()) if path else "" for name, _, path in named}
+    arguments.method, arguments.set = "evaluate", [*arguments.set, f"evaluate.candidates={json.dumps(places)}"]
+    simulate(arguments)
 
 
 def export(arguments: argparse.Namespace) -> None:
@@ -336,6 +326,18 @@ def _simulate_from(arguments: argparse.Namespace, run: Path, recipe: MethodRecip
         results = simulate(recipe, sites, workspace=arguments.workspace, say=line, every=line.every)
     page = results / REPORT_FILE
     show(arguments, {"results": str(results), "report": str(page)}, f"report: {page}")
+
+
+def _add_simulation_options(command: argparse.ArgumentParser) -> None:
+    """Add the options of a simulation and of its job."""
+    add_sites(command)
+    command.add_argument("-t", "--threads", type=int, help="sites that run at the same time (default: all)")
+    workspace = Path("simulator_workspace")
+    command.add_argument("-w", "--workspace", type=Path, default=workspace, help="folder, made anew for the run")
+    loud = command.add_mutually_exclusive_group()
+    loud.add_argument("-q", "--quiet", action="store_true", help="print warnings and the page's place alone")
+    loud.add_argument("-v", "--verbose", action="store_true", help="print FLARE's log instead of the progress")
+    _add_job_options(command)
 
 
 def _add_job_options(command: argparse.ArgumentParser) -> None:

@@ -13,7 +13,7 @@ from fedtar_flare.core.text import plain
 from fedtar_flare.version import __version__
 
 GROUPS = {
-    "run a federation on this machine": ("simulate", "compare", "methods", "settings", "export", "report"),
+    "run a federation on this machine": ("simulate", "compare", "evaluate", "methods", "settings", "export", "report"),
     "use and prepare models": ("generate", "score", "read", "labeler", "warmstart"),
     "a site's data": ("init", "data"),
     "a site in a federation": ("doctor", "site", "audit", "health"),

@@ -1,4 +1,4 @@
-"""What the settings classes say of themselves: ``fedtar settings``, ``fedtar init`` and docs/reference/settings.md."""
+"""What methods and settings say of themselves: ``fedtar methods``, ``settings``, ``init``, and a page of the docs."""
 
 from __future__ import annotations
 
@@ -38,12 +38,30 @@ class Row(NamedTuple):
 
 def add_commands(commands: Commands) -> None:
     """Add the commands."""
+    add_command(commands, methods, "list the installed methods")
+
     command = add_command(commands, settings, "list every setting of a method: value, default and meaning")
     command.add_argument("method", nargs="?", default=DEFAULT, help=f"one of {', '.join(names())} (default {DEFAULT})")
     command.add_argument("--preset", default="small", help=PRESETS)
 
     command = add_command(commands, init, "write a site file with every key, explained", with_json=False)
     command.add_argument("-o", "--out", type=Path, default=Path("fedtar.yaml"), help="default fedtar.yaml")
+
+
+def methods(arguments: argparse.Namespace) -> None:
+    """List the methods that are installed here, with the package that brings each and where it is published.
+
+    Which of them a hospital takes part in is for its own guard to say (fedtar doctor).
+    """
+    from fedtar_flare.core.plugins import package_of
+    from fedtar_flare.registry import method
+
+    installed = [
+        {"name": name, "title": kind.contract.title, "package": package_of("method", name), "paper": kind.paper}
+        for name, kind in zip(names(), map(method, names()), strict=True)
+    ]
+    lines = ("{name:<16} {title:<52} {package:<20} {paper}".format(**kind).rstrip() for kind in installed)
+    show(arguments, installed, *lines)
 
 
 def settings(arguments: argparse.Namespace) -> None:

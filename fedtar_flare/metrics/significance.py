@@ -284,8 +284,9 @@ def _drawn(rows: Sequence[Row], units: Units) -> list[tuple[str, ...]]:
 
 
 def mean_of(name: str, rows: Sequence[Row], units: Units = "patients") -> PatientSums | None:
-    """Mean of a column of rows."""
-    return mean_score(_drawn(rows, units), [row[name] for row in rows]) if rows else None
+    """Mean of a column of rows, of those that have it."""
+    known = [row for row in rows if name in row]
+    return mean_score(_drawn(known, units), [row[name] for row in known]) if known else None
 
 
 def _bleu(n: int, rows: Sequence[Row], units: Units = "patients") -> PatientSums | None:

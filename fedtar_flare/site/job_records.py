@@ -10,7 +10,7 @@ from fedtar_flare.core.files import PRIVATE, locked, read_json, write_json
 from fedtar_flare.data.cells import extends
 from fedtar_flare.site.admission import Declined
 
-RUNS, CELLS, ANSWERS = "runs.json", "cells.json", "answers.json"
+RUNS, CELLS, ANSWERS, DRAFTS = "runs.json", "cells.json", "answers.json", "drafts.json"
 _NEWEST, _REFUSED = "newest", "refused"
 ENDED = ""
 """In place of the run of a job whose state was deleted."""
@@ -52,6 +52,23 @@ def count_answer(records: Path, data: str, most: int | None) -> None:
         if most is not None and counts.get(data, 0) >= most:
             raise Declined(f"declined: the site answers {most} training tasks on its data, in all jobs (max_answers)")
         write_json(file, counts | {data: counts.get(data, 0) + 1}, PRIVATE)
+
+
+def may_score_drafts(records: Path, data: str, marks: Collection[str], least: int) -> bool:
+    """Decide whether a candidate's drafts may be scored, and remember them, by a keyed mark of each patient's.
+
+    The difference of two scores whose drafts differ in fewer patients' than a minimum cell would tell of these.
+    """
+    if least == 1:
+        return True
+    with locked(file := records / DRAFTS):
+        scored, new = read_record(file), set(marks)
+        for earlier in map(set, scored.get(data, ())):
+            if 0 < max(len(new - earlier), len(earlier - new)) < least:
+                return False
+        if sorted(new) not in scored.get(data, ()):
+            write_json(file, scored | {data: [*scored.get(data, ()), sorted(new)]}, PRIVATE)
+        return True
 
 
 def fix_cells(records: Path, data: str, layout: CellLayout, newest: str = "", *, begins: bool = True) -> None:

@@ -148,6 +148,11 @@ class SiteConfig(Settings):
         None, description="folder of 'fedtar labeler import' (CheXbert, RadBERT), by which scores then leave too"
     )
     scores: tuple[str, ...] = Field((), description="scores of other packages, by name, that are computed and leave")
+    candidates: dict[str, Path] = Field(
+        {},
+        description="what the names in a job of method evaluate are here: an adapter folder, a base model's weights "
+        "(.safetensors) or 'vlm' folder, or drafts by visit id (.csv, .json, .jsonl)",
+    )
     exclude: Path | None = Field(None, description="text file of ids, one a line, of patients who withdrew")
     canaries: int = Field(
         0, ge=0, le=16, description="made-up patients to train on too, for a trial: an audit tells what is remembered"
@@ -243,6 +248,8 @@ def read_site_file(file: Path, simulated: bool = False, for_jobs: bool = True) -
     for key in ("path", "cache_dir", "state_dir", "labeler", "exclude"):
         if key in content:
             content[key] = file.parent / Path(str(content[key])).expanduser()
+    if isinstance(candidates := content.get("candidates"), dict):
+        content["candidates"] = {name: file.parent / Path(str(to)).expanduser() for name, to in candidates.items()}
     if "limits" in content:
         content["limits"] = build(Limits, content["limits"], f"{file}: limits")
     policy = content.get("policy", {})

@@ -82,8 +82,10 @@ class Result:
         if where == "outside":
             sites = {site: scores[when] for site, scores in self.content["outside"].items()}
         else:
-            number = self.content["scored_round"] if when == "end" else self.content["evaluations"][0]["round"]
-            event = next(event for event in self.content["evaluations"] if event["round"] == number)
+            number = self.content["scored_round"] if when == "end" else 0
+            event = next((event for event in self.content["evaluations"] if event["round"] == number), None)
+            if event is None:  # of an evaluation, which has no start
+                return None
             sites = event["sites"]
             if where == "generic":  # without a patient adapter, the shared adapter alone is all that exists
                 sites = (event["generic"] or sites) if self.content["shares"] else {}

@@ -93,7 +93,7 @@ def test_a_short_job_of_each_rival_runs(tmp_path, home, monkeypatch, name):
     for step in of_kind(events, Step):
         assert sorted(step.sites) == ["site-1"]
         assert all(site.train_loss for site in step.sites.values())
-    assert of_kind(events, Validation)[0].loss
+    assert name == "evaluate" or of_kind(events, Validation)[0].loss
 
 
 TINY = partial(recipe, rounds=2, data={"synthetic_patients": 16})
