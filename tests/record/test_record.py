@@ -1,9 +1,9 @@
-import math
 import random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tables import cases
 
 from fedtar_flare.core.errors import FedTARError
 from fedtar_flare.record.events import End, SiteValidation, Step, Validation
@@ -36,24 +36,14 @@ def test_a_last_line_cut_off_is_left_out_and_a_broken_middle_is_an_error(tmp_pat
 
 def rounds(*losses):
     """Rounds 1, 2, ... of site to loss, or to (loss, reports)."""
-    pairs = [{s: v if isinstance(v, tuple) else (v, 10) for s, v in one.items()} for one in losses]
+    pairs = [{s: v if isinstance(v, list) else (v, 10) for s, v in one.items()} for one in losses]
     return [
         Validation(round=r, sites={site: SiteValidation(validation_loss=loss, n=n) for site, (loss, n) in one.items()})
         for r, one in enumerate(pairs, 1)
     ]
 
 
-@pytest.mark.parametrize(
-    ("losses", "best"),
-    [
-        # the pooled mean says round 1 (1.0 against 1.8 at the end, when only the harder site is there)
-        ([{"easy": 0.1, "hard": 1.95}, {"easy": 0.05, "hard": 1.9}, {"hard": 1.8}], 3),
-        ([{"a": 0.5}, {"a": 0.4, "late": 9.0}], 2), ([{"a": 0.4}, {"a": 0.5, "late": 0.01}], 1),
-        ([{"a": (1.0, 1), "b": (1.0, 9)}, {"a": (0.1, 1), "b": (1.2, 9)}], 1),  # by reports
-        ([{"a": 0.1}, {"b": 5.0}], 2), ([{"a": 0.5}, {"a": 0.5}], 1),  # no site in common, equal ones
-        ([], None), ([{}], None), ([{"a": None}, {"a": math.nan}], None), ([{"a": None}, {"a": 3.0}, {}], 2),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("losses", "best"), cases(__file__, "best_rounds.yaml"))
 def test_the_best_round_compares_like_with_like(losses, best):
     assert best_round(rounds(*losses)) == best
     assert best_round([*rounds({"a": 0.5}, {"a": 0.7}), *rounds({"a": 0.9})]) == 2, "the later one of a repeated round"
