@@ -25,7 +25,7 @@ LONGEST = (
     "test_killed_methods.py",
     "test_shipped_job.py",
     "test_a_run_and_after.py",
-    "test_methods.py",
+    "test_conformance.py",
     "test_executor.py",
     "test_learner.py",
 )

@@ -1,4 +1,6 @@
-"""Two periods of one run over mTLS: studies arrive, the server is killed between them, and a hospital joins."""
+"""A run over the years, over mTLS: studies arrive, the server is killed, a hospital joins, a patient withdraws."""
+
+import json
 
 import numpy as np
 import pytest
@@ -8,12 +10,14 @@ from kits import whole
 from make_dicom import write_radiograph
 
 from fedtar_flare.core.files import PRIVATE, write_text
-from fedtar_flare.data.cells import SPLITS, split_of
+from fedtar_flare.data.cells import SPLITS, Timeline, split_of
 from fedtar_flare.methods.fedtar.events import EVENTS, Alphas, Outer
 from fedtar_flare.record.events import SHARED, Evaluation, Start, Step
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.reporting.run import read_run
+from fedtar_flare.site.cohort import load_cohort
 from fedtar_flare.site.context import state_of
+from fedtar_flare.site.site_file import load_site_config
 
 pytestmark = [pytest.mark.production, pytest.mark.timeout(1800)]
 A, B = SITES
@@ -38,6 +42,13 @@ def arrive(folder, day, *names):
         write_radiograph(folder / f"{accession}.dcm", picture, **tags)
         with (folder / "reports.csv").open("a") as reports:
             reports.write(f"{accession},The lungs are clear.\n")
+
+
+def passing(*command):
+    """What a command prints; one that submits a job has a process of its own."""
+    code, out, err = (fedtar if command[0] in ("continue", "forget") else fedtar_here)(*command)
+    assert code == 0, out + err
+    return out.strip()
 
 
 @pytest.fixture
@@ -66,11 +77,6 @@ def test_a_study_that_came_between_two_periods_is_first_written_about_and_then_l
         """What one of the page's commands prints."""
         left.discard(name)
         return passing(*page_commands(page, **words)[name])
-
-    def passing(*command):
-        code, out, err = (fedtar if command[0] == "continue" else fedtar_here)(*command)
-        assert code == 0, out + err
-        return out.strip()
 
     (pacs := tmp_path / "pacs").mkdir()
     (pacs / "reports.csv").write_text("accession_number,report\n")
@@ -111,3 +117,46 @@ def test_a_study_that_came_between_two_periods_is_first_written_about_and_then_l
     assert [cell["n"] for cell in after.sites[A].steps.values()] == [2, 2, 2]
     assert all(f"{site}, period 3" in (results / "report.html").read_text() for site in SITES)
     assert not left
+
+
+@pytest.fixture
+def withdrawn(federation):
+    """Hospital A keeps a list of patients who withdrew."""
+    local = federation.sites[A] / "local"
+    before = (local / "fedtar.yaml").read_text()
+    (local / "withdrawn.txt").write_text("")
+    (local / "fedtar.yaml").write_text(whole(f"source: synthetic\nexclude: {local / 'withdrawn.txt'}\n"))
+    yield local / "withdrawn.txt"
+    (local / "fedtar.yaml").write_text(before)
+
+
+def test_rounds_are_made_again_without_a_patient_once_the_hospitals_have_approved_it(
+    federation, exported, withdrawn, home, monkeypatch
+):
+    monkeypatch.setenv("FEDTAR_HOME", str(home))
+    config = load_site_config(A, workspace=federation.sites[A], simulator=False)
+    cohort = load_cohort(config, A, timeline=Timeline(2), synthetic_patients=12)
+    patient = cohort.samples("train", 2)[0].visit.patient_id
+    first = federation.submit(exported("seen", rounds=2))
+    events = read_events(federation.completed(first))
+    seen, after = of_kind(events, Start)[0], {(step.round, step.step) for step in of_kind(events, Step)}
+
+    withdrawn.write_text(f"{patient}\n")
+    told = passing("site", "purge", "--patient", patient, "--kit", federation.sites[A], "--yes")
+    assert "fedtar forget JOB --before 1." in told
+    command = ("forget", first, "--kit", federation.kits / LEAD, "--before", 2, "--json")
+    remake = json.loads(passing(*command))
+    assert (remake["after"], remake["rounds"]) == (1, 1)
+    held = json.loads(passing(*command, "--yes"))
+    assert held == remake | {"job_id": held["job_id"]}
+    assert federation.finished(held["job_id"]) != "FINISHED:COMPLETED", "no hospital has approved it"
+    for site in SITES:
+        passing("site", "approve", held["job_id"], "--kit", federation.sites[site])
+    again = json.loads(passing(*command, "--yes"))["job_id"]
+    events = read_events(federation.completed(again))
+    (start,) = of_kind(events, Start)
+    assert start.run_id != seen.run_id and start.first_round == 2
+    assert {(step.round, step.step) for step in of_kind(events, Step)} == {step for step in after if step[0] == 2}
+    assert all(sorted(step.sites) == list(SITES) for step in of_kind(events, Step))
+    assert start.counts[A]["train"] == [count - 1 for count in seen.counts[A]["train"]]
+    assert start.counts[B] == seen.counts[B]
