@@ -1,16 +1,25 @@
-"""The report generator: shapes, masks, losses, the visit before; and its tokenizer."""
+"""The report generator: its decoders, R2Gen's memory by hand, masks, losses, the visit before; and its tokenizer."""
 
+import shutil
+
+import numpy as np
 import pytest
 import torch
-from batches import noise, padded, rows
+from batches import greedy, noise, padded, rows, whole
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tiny_models import write_llama
 
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.imaging.batch import PriorBatch
+from fedtar_flare.imaging.batch import ImageBatch, PriorBatch
+from fedtar_flare.learning.diagnosis import extend
+from fedtar_flare.methods.fedmrg.config import PROMPTS
 from fedtar_flare.models.build import build_model, build_tokenizer
 from fedtar_flare.models.config import preset
+from fedtar_flare.models.outline import outline
+from fedtar_flare.models.r2gen import SLOTS, RelationalMemory
 from fedtar_flare.models.tokenizer import BOS, EOS, PAD, ReportTokenizer
+from fedtar_flare.presets import papers
 
 CONFIG = preset("tiny")
 TOKENIZER = build_tokenizer(CONFIG)
@@ -151,3 +160,159 @@ def test_a_file_without_special_tokens_or_no_json_is_refused(tmp_path):
     (tmp_path / "broken.json").write_text("{")
     with pytest.raises(ConfigError, match=r"broken\.json is no readable"):
         ReportTokenizer.load(tmp_path / "broken.json", 8)
+
+
+KINDS = ("gpt2", "transformer", "r2gen", "prefix")
+TWO_REPORTS = ["lungs are clear", "nodule of 7 mm in the right upper lobe, new"]
+
+
+@pytest.fixture(scope="module")
+def model_of(tmp_path_factory):
+    """Sharper models than untrained ones, so that texts differ; the image before words, with prompts behind it."""
+
+    def make(kind):
+        folder = {"decoder_name": str(write_llama(tmp_path_factory.mktemp("llama")))} if kind == "prefix" else {}
+        model = build_model(preset("tiny", decoder=kind, max_length=20, **folder))
+        with torch.no_grad():
+            for parameter in model.decoder.parameters():
+                parameter.mul_(3.0)
+            if kind == "prefix":
+                extend(model, {"labeler": "synthetic", "slices": 4, "seed": 0, **PROMPTS["paper"]})
+                model.diagnosis.embeddings.normal_(0, 2, generator=torch.Generator().manual_seed(3))
+        return model
+
+    return make
+
+
+def by_the_equations(memory, words, width, heads):
+    """M after each word (L, E), from the paper's equations in float64."""
+    w = {name: value.detach().double().numpy() for name, value in memory.named_parameters()}
+    size, state, states = width // heads, np.eye(SLOTS, width), []
+    for word in words:
+        both = np.vstack([state, word])
+        maps = zip(np.split(w["attention.in_proj_weight"], 3), np.split(w["attention.in_proj_bias"], 3), strict=True)
+        q, k, v = (x @ m.T + b for x, (m, b) in zip((state, both, both), maps, strict=True))
+        attended = []
+        for h in range(heads):
+            at = slice(h * size, (h + 1) * size)
+            scores = np.exp(q[:, at] @ k[:, at].T / np.sqrt(size))
+            attended.append(scores / scores.sum(1, keepdims=True) @ v[:, at])
+        z = np.hstack(attended) @ w["attention.out_proj.weight"].T + w["attention.out_proj.bias"]
+        inner = np.maximum((z + state) @ w["mlp.0.weight"].T + w["mlp.0.bias"], 0)
+        new = np.maximum(inner @ w["mlp.2.weight"].T + w["mlp.2.bias"], 0) + z + state
+        gates = word @ w["of_word.weight"].T + w["of_word.bias"]
+        gates = gates + np.tanh(state) @ w["of_memory.weight"].T + w["of_memory.bias"]
+        take, keep = np.split(1 / (1 + np.exp(-gates)), 2, axis=1)
+        state = keep * state + take * np.tanh(new)
+        states.append(state.ravel())
+    return np.array(states)
+
+
+def test_the_memory_is_that_of_the_papers_equations():
+    torch.manual_seed(0)
+    memory, words = RelationalMemory(8, 2, layer=3), 3 * torch.randn(2, 5, 8)
+    assert torch.equal(memory(words), words)
+    for row in range(2):
+        expected = by_the_equations(memory, words[row].double().numpy(), 8, 2)
+        np.testing.assert_allclose(memory.states[row].detach().numpy(), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_written_with_a_cache_is_what_the_logits_say_and_beams_do_not_depend_on_the_batch(model_of, kind):
+    model, batch = model_of(kind), noise(3, there=(4, 2, 3))
+    written = model.generate(batch, num_beams=1, max_length=12)
+    assert [whole(model, row) for row in written] == greedy(model, batch, 12)
+    together = model.generate(batch, num_beams=3, max_length=12)
+    assert len({tuple(row.tolist()) for row in together}) > 1
+    for i in range(3):
+        single = model.generate(rows(batch, i), num_beams=3, max_length=12)[0]
+        assert whole(model, together[i]) == whole(model, single)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_word_sees_those_after_it(model_of, kind):
+    model, ids = model_of(kind), torch.randint(3, 90, (2, 12))
+    other = ids.clone()
+    other[:, 7:] = 5
+    with torch.no_grad():
+        memory, mask = model.memory(noise(2), model.encoded(noise(2)))
+        logits, others = (model.decode(memory, mask, x)[0] for x in (ids, other))
+    torch.testing.assert_close(logits[:, :7], others[:, :7])
+    assert not torch.allclose(logits[:, 7:], others[:, 7:])
+
+
+@pytest.mark.parametrize("kind", KINDS[:3])
+def test_shapes_padding_and_gradients_of_every_part(kind):
+    config = preset("tiny", decoder=kind)
+    model = build_model(config).train()
+    ids, labels = build_tokenizer(config).batch(TWO_REPORTS)
+    batch = noise(2, there=(4, 2))
+    memory, mask = model.memory(batch, model.encoded(batch))
+    assert memory.shape == (2, 8, 32) and model.decode(memory, mask, ids)[0].shape[:2] == ids.shape
+    fewer = ImageBatch(batch.images[1:, :2], batch.position_mm[1:, :2], batch.slice_mask[1:, :2])
+    torch.testing.assert_close(model.encode(fewer)[0][0], memory[1, :4])  # padded slices change nothing
+    model(batch, ids, labels).mean().backward()
+    names = {n: p for n, p in model.named_parameters() if not n.startswith("encoder.")}
+    assert not [name for name, parameter in names.items() if parameter.grad is None or not parameter.grad.any()]
+    assert any(name.startswith("image_layers.") for name in names) == (kind != "gpt2")
+    assert any("drop.attention" in name for name in names) == (kind == "r2gen")
+    assert set(model.untrained) >= {n for n in names if n.startswith(("image_layers.", "decoder."))}
+
+
+def test_the_preset_trains_all_but_what_takes_pixels_and_words():
+    known = outline(preset("r2gen"))
+    held = set(known.tensors) - set(known.exchanged(papers()["r2gen"].settings["lora.exchange"]))
+    words = {f"decoder.{name}.weight" for name in ("transformer.wte", "transformer.wpe", "lm_head")}
+    assert held == words | {"encoder.backbone.conv1.weight"} == held & known.barred
+
+
+WIDTH, LENGTH = 16, 12
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_llama(tmp_path_factory.mktemp("llama"), WIDTH)
+
+
+def config_of(folder, **settings):
+    named = {"decoder": "prefix", "decoder_name": str(folder), "tokenizer": "decoder", "max_length": LENGTH}
+    return preset("tiny", **named | {"lora_targets": ["decoder.*.q_proj", "decoder.*.v_proj"]} | settings)
+
+
+def batch():
+    return noise(2, there=(4, 2))  # one of the images has fewer slices
+
+
+IDS = torch.randint(3, 300, (2, 6), generator=torch.Generator().manual_seed(2))
+IDS[:, 0] = 0
+
+
+def by_hand(model, memory, mask, ids, prompts):
+    """Logits of one report at a time: its own image tokens, begin token, prompts and words, and nothing else."""
+    lm, all_logits = model.decoder.lm, []
+    for i in range(len(ids)):
+        words = lm.get_input_embeddings()(ids[i])
+        before = [memory[i][mask[i]], words[:1], *([] if prompts is None else [prompts[i]])]
+        logits = lm(inputs_embeds=torch.cat([*before, words[1:]])[None]).logits[0]
+        all_logits.append(logits[-len(ids[i]) :])
+    return torch.stack(all_logits)
+
+
+@pytest.mark.parametrize("prompted", [False, True])
+def test_logits_are_those_of_one_text_of_image_prompts_and_report(folder, prompted):
+    model = build_model(config_of(folder))
+    prompts = torch.randn(2, 3, WIDTH, generator=torch.Generator().manual_seed(1)) if prompted else None
+    with torch.no_grad():
+        memory, mask = model.memory(batch(), model.encoded(batch()))
+        logits, states = model.decode(memory, mask, IDS, prompts)
+        torch.testing.assert_close(logits, by_hand(model, memory, mask, IDS, prompts), rtol=1e-4, atol=1e-5)
+    assert states.shape == (2, 6, WIDTH)
+
+
+def test_a_draft_ends_at_each_of_several_ends(folder, tmp_path):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [5, 7, 9]}')
+    tokenizer = build_tokenizer(config_of(tmp_path))
+    assert tokenizer.eos_id == 5
+    assert {tokenizer.decode([0, 300, end, 301]) for end in (5, 7, 9)} == {tokenizer.decode([0, 300])}
+    assert build_model(config_of(tmp_path))._settings(1, 1, 9).eos_token_id == [5, 7, 9]
