@@ -14,7 +14,7 @@ from fedtar_flare.version import __version__
 
 GROUPS = {
     "run a federation on this machine": ("simulate", "compare", "evaluate", "methods", "settings", "export", "report"),
-    "use and prepare models": ("generate", "score", "read", "labeler", "warmstart"),
+    "use and prepare models": ("generate", "serve", "score", "read", "labeler", "warmstart", "push"),
     "a site's data": ("init", "data"),
     "a site in a federation": ("doctor", "site", "audit", "health"),
     "admin of a federation": ("status", "watch", "resume", "continue", "forget", "release"),
@@ -54,6 +54,10 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code. Without a command it is the help."""
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks what may follow
+        import argcomplete
+
+        argcomplete.autocomplete(parser())
     arguments = parser().parse_args((sys.argv[1:] if argv is None else argv) or ["--help"])
     command = " ".join(["fedtar", arguments.command, *filter(None, [getattr(arguments, "subcommand", None)])])
     return exit_code(command, lambda: arguments.run(arguments))

@@ -1,15 +1,18 @@
-"""Commands for one hospital: ``fedtar generate``, ``score``, ``read``, ``labeler`` and ``warmstart``."""
+"""Commands for one hospital: from ``fedtar generate``, ``serve`` and ``push`` to ``warmstart``."""
 
 import argparse
-import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from fedtar_flare.cli.commands import PRESETS, Commands, add_command, add_group, add_repeated, given, grouped, show
 from fedtar_flare.cli.intake import add_login
-from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.errors import ConfigError, FedTARError
 from fedtar_flare.core.files import clean, read_lines
+
+ADAPTER = "the adapter folder that a run left, or an id on the Hugging Face hub: OWNER/NAME[@REVISION]"
+ROOT = "root certificate of its federation (rootCA.pem of a kit): an adapter that was not released is refused"
 
 
 def add_commands(commands: Commands) -> None:
@@ -17,9 +20,8 @@ def add_commands(commands: Commands) -> None:
     what = "draft a report of a study from a trained adapter (not for clinical use)"
     command = add_command(commands, generate, what, with_json=False)
     command.add_argument("study", type=Path, help="DICOM folder, file or zip, NIfTI, PNG, JPEG or DICOM radiograph")
-    command.add_argument("--adapter", type=Path, required=True, help="the adapter folder that a run left")
-    text = "root certificate of its federation (rootCA.pem of a kit): an adapter that was not released is refused"
-    command.add_argument("--root", type=Path, metavar="FILE", help=text)
+    command.add_argument("--adapter", type=Path, required=True, help=ADAPTER)
+    command.add_argument("--root", type=Path, metavar="FILE", help=ROOT)
     command.add_argument("--state", type=Path, help="the site's state of that run: <state folder>/<run id>/<site>")
     command.add_argument("--key", type=Path, help="the site's key file, fedtar.key (not needed for a simulated site)")
     command.add_argument("--patient-id", help="as the site knows it (default: the DICOM header's)")
@@ -41,8 +43,23 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--stow", metavar="URL", help="DICOMweb service of the study's PACS, to store the SR there")
     add_login(command)
     command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<i> (default auto)")
-    command.add_argument("--online", action="store_true", help="parts of the model may be fetched from the hub")
+    command.add_argument("--online", action="store_true", help="adapter and model may be fetched from the hub")
     add_repeated(command, "--set", "GROUP.NAME=VALUE", "a setting of the base model, such as model.weights=PATH")
+
+    command = add_command(commands, serve, "draft reports of studies that local programs post", with_json=False)
+    command.add_argument("adapter", type=Path, help=ADAPTER)
+    command.add_argument("--root", type=Path, metavar="FILE", help=ROOT)
+    command.add_argument("--port", type=int, default=8080, help="of 127.0.0.1 (default 8080; 0: a free one)")
+    command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<i> (default auto)")
+
+    command = add_command(commands, push, "upload a run's adapter to the Hugging Face hub", with_json=False)
+    command.add_argument("adapter", type=Path, help="the adapter folder that a run left")
+    command.add_argument("hub_id", metavar="hub-id", help="OWNER/NAME; who you are there says 'hf auth login'")
+    whose = command.add_mutually_exclusive_group(required=True)
+    whose.add_argument("--root", type=Path, metavar="FILE", help=ROOT)
+    text = "it was trained on made-up or public data alone, so that no hospital had to vote"
+    whose.add_argument("--no-patients", action="store_true", help=text)
+    command.add_argument("--yes", action="store_true", help="do not ask before the upload")
 
     command = add_command(commands, score, "score files of drafts, or label a run's reports again; export their pairs")
     of_run = "the site's state of that run, <state folder>/<run id>/<site>, or a comparison's run, <folder>/runs/<run>"
@@ -113,15 +130,11 @@ def generate(arguments: argparse.Namespace) -> None:
     from fedtar_flare.models.sources import garbage_collection_paused
 
     with garbage_collection_paused():
-        from fedtar_flare.learning.draft_documents import diagnostic_report, structured_report
+        from fedtar_flare.learning.draft_documents import draft_file, structured_report
         from fedtar_flare.learning.drafting import DISCLAIMER, Drafter
         from fedtar_flare.learning.study import study_of
-        from fedtar_flare.site.release import MANIFEST, verify_release
 
-    if arguments.root:
-        verify_release(arguments.adapter, arguments.root)
-    elif (manifest := arguments.adapter / MANIFEST).is_file():
-        raise ConfigError(f"{manifest} says that the adapter was released: name the root certificate (--root)")
+    adapter = _released(arguments.adapter, arguments.root, arguments.online)
     if arguments.format == "sr" and arguments.out is None:
         raise ConfigError("a DICOM SR is a file: name it with --out")
     if arguments.stow and arguments.format != "sr":
@@ -142,7 +155,7 @@ def generate(arguments: argparse.Namespace) -> None:
     study = study_of(arguments.study, arguments.modality, **about)
     model = grouped(arguments.set, ("model",)).get("model", {})
     how = given(arguments, "state", "key", "device", "online")
-    draft = Drafter(arguments.adapter, model=model, **how).draft(study)
+    draft = Drafter(adapter, model=model, **how).draft(study)
     if arguments.format == "sr":
         report = structured_report(draft, arguments.study)
         report.save_as(arguments.out)
@@ -152,13 +165,59 @@ def generate(arguments: argparse.Namespace) -> None:
             new = Pacs(arguments.stow, **given(arguments, "token", "cert", "ca")).store(report)
             print(f"{'stored' if new else 'there already'}: {report.SOPInstanceUID}", file=sys.stderr)
     else:
-        data = diagnostic_report(draft, arguments.study) if arguments.format == "fhir" else draft.to_dict()
-        text = draft.to_text() if arguments.format == "text" else json.dumps(data, indent=2)
+        text = draft_file(draft, arguments.study, arguments.format).decode()
         if not arguments.out:
             print(text)
             return
         arguments.out.write_text(text + "\n", encoding="utf-8")
     print(f"{arguments.out}: {DISCLAIMER}", file=sys.stderr)
+
+
+def serve(arguments: argparse.Namespace) -> None:
+    """Draft a report of each study that is posted to http://127.0.0.1:PORT/json, /fhir or /sr, by the shared adapter
+    alone; not for clinical use. The body is a DICOM file, a zip of one study, NIfTI (gzip), PNG or JPEG, by its
+    Content-Type. Requests need the header 'Authorization: Bearer TOKEN', with what FEDTAR_TOKEN holds here.
+    """
+    from fedtar_flare.learning.drafting import Drafter
+    from fedtar_flare.learning.serving import Service
+
+    if len(token := os.environ.get("FEDTAR_TOKEN", "")) < 16:
+        raise ConfigError("the environment variable FEDTAR_TOKEN must hold a token of 16 characters or more")
+    drafter = Drafter(_released(arguments.adapter, arguments.root), device=arguments.device)
+    try:
+        service = Service(drafter, token, arguments.port)
+    except (OSError, OverflowError) as error:
+        raise ConfigError(f"--port {arguments.port}: nothing can listen there ({error})") from error
+    print(f"http://127.0.0.1:{service.server_port}", file=sys.stderr, flush=True)
+    service.serve_forever()
+
+
+def push(arguments: argparse.Namespace) -> None:
+    """Upload an adapter to the Hugging Face hub, to a repository of yours or a new private one: its files, its card and
+    the manifest of its release. What is uploaded is listed, and asked for. A site's state and patient adapters
+    never are: a folder that holds anything else is refused, and an adapter that the study's sites have not released.
+    """
+    from fedtar_flare.models.adapters.hub import files_to_push, push
+
+    files = files_to_push(arguments.adapter)
+    _released(arguments.adapter, arguments.root)
+    print("\n".join(f"{name}, {size:,} bytes" for name, size in files.items()), flush=True)
+    if not (arguments.yes or (sys.stdin.isatty() and input(f"Upload to {arguments.hub_id}? (yes/no) ") == "yes")):
+        raise FedTARError("nothing was uploaded: that takes a 'yes', or --yes where nobody can be asked")
+    print(push(arguments.adapter, arguments.hub_id))
+
+
+def _released(adapter: Path, root: Path | None, online: bool = False) -> Path:
+    """The adapter's folder; refused where it is not as it was released, or was released and ``root`` is not given."""
+    from fedtar_flare.models.adapters.hub import MANIFEST, adapter_folder
+    from fedtar_flare.site.release import verify_release
+
+    folder = adapter_folder(adapter, online)
+    if root:
+        verify_release(folder, root)
+    elif (manifest := folder / MANIFEST).is_file():
+        raise ConfigError(f"{manifest} says that the adapter was released: name the root certificate (--root)")
+    return folder
 
 
 def score(arguments: argparse.Namespace) -> None:

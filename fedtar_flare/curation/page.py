@@ -13,7 +13,7 @@ from fedtar_flare.curation.check import EXAMPLES, SHARED_HELP, Check
 from fedtar_flare.metrics.labeler import report_labels, rules_for
 from fedtar_flare.reporting.format import NOTHING, duration, whole
 from fedtar_flare.reporting.plots import SITE_COLOURS, Bar, Chart, Series, ticks
-from fedtar_flare.reporting.render import Tile, render
+from fedtar_flare.reporting.render import render
 
 STAYS = "This page shows patients' images and stays at this site. Do not send it, publish it or put it into a ticket."
 MOST_BARS = 12
@@ -53,23 +53,24 @@ def data_page(check: Check) -> str:
     )
 
 
-def _tiles(check: Check) -> list[Tile]:
+def _tiles(check: Check) -> list[tuple[str, str, str]]:
+    """Numbers at the head of the page: what it is, the number with its unit, and a remark."""
     kinds = {"ct": "CT", "radiograph": "radiographs", "photograph": "photographs"}
     more = sum(n > 1 for n in check.visits_per_patient)
     tiles = [
-        Tile("Patients", whole(len(check.patients)), f"{whole(more)} with several visits"),
-        Tile("Visits", whole(len(check.visits)), kinds.get(check.modality, "")),
-        Tile("Sex", f"{check.sexes['F']} F, {check.sexes['M']} M", f"{check.sexes['unknown']} unknown"),
+        ("Patients", whole(len(check.patients)), f"{whole(more)} with several visits"),
+        ("Visits", whole(len(check.visits)), kinds.get(check.modality, "")),
+        ("Sex", f"{check.sexes['F']} F, {check.sexes['M']} M", f"{check.sexes['unknown']} unknown"),
     ]
     for title, values, unit in (("Age", check.ages, "years"), ("Days between visits", check.gaps, "days")):
         middle, extent = NOTHING, ""
         if values:
             middle, extent = f"{median(values):.0f}", f"{min(values):.0f} to {max(values):.0f} {unit}"
-        tiles.append(Tile(f"{title}, median", middle, extent))
+        tiles.append((f"{title}, median", middle, extent))
     rate = f"{duration(check.seconds)}, {check.images / check.seconds:.1f}/s" if check.seconds > 0 else ""
     rejected = whole(sum(check.rejections.values()))
-    tiles.append(Tile("Rejected studies", rejected, f"{len(check.rejected)} reason(s)" if check.rejected else ""))
-    return [*tiles, Tile("Images opened", whole(check.images), rate)]
+    tiles.append(("Rejected studies", rejected, f"{len(check.rejected)} reason(s)" if check.rejected else ""))
+    return [*tiles, ("Images opened", whole(check.images), rate)]
 
 
 def _by_year(check: Check) -> list[Markup]:

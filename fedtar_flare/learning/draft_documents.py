@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import json
 from functools import cache
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -169,3 +171,12 @@ def diagnostic_report(draft: Draft, image: Path) -> dict[str, Any]:
         "imagingStudy": [{"identifier": {"system": "urn:dicom:uid", "value": f"urn:oid:{study}"}}],
         "presentedForm": [{"contentType": "text/plain; charset=utf-8", "data": text}],
     }
+
+
+def draft_file(draft: Draft, image: Path, form: str) -> bytes:
+    """Write a draft as ``text``, ``json``, ``fhir`` or ``sr``."""
+    if form == "sr":
+        structured_report(draft, image).save_as(file := BytesIO(), enforce_file_format=True)
+        return file.getvalue()
+    data = diagnostic_report(draft, image) if form == "fhir" else draft.to_dict()
+    return (draft.to_text() if form == "text" else json.dumps(data, indent=2)).encode()

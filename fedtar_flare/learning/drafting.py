@@ -22,6 +22,7 @@ from fedtar_flare.learning.findings import ReadFindings, findings_table
 from fedtar_flare.learning.inputs import show_reports
 from fedtar_flare.learning.site_model import SiteModel
 from fedtar_flare.learning.study import UNKNOWN, Study, study_of, visit_of
+from fedtar_flare.models.adapters.hub import adapter_folder
 from fedtar_flare.models.adapters.kinds import add_like
 from fedtar_flare.models.adapters.lora import load_shared_state
 from fedtar_flare.models.adapters.peft_file import (
@@ -135,7 +136,7 @@ class Drafter:
     Parameters
     ----------
     adapter : Path or str
-        The ``adapter`` folder that a run left.
+        The ``adapter`` folder that a run left, or an adapter's id on the Hugging Face hub.
     state : Path or str, optional
         The site's state of that run, ``<state folder>/<run_id>/<site>``, to write with its patient adapters; None: the
         shared adapter alone.
@@ -146,7 +147,7 @@ class Drafter:
     device : str
         ``auto``, ``cpu``, ``cuda`` or ``cuda:<i>``.
     online : bool
-        Whether parts of the base model that are not on this machine may be fetched from the Hugging Face hub.
+        Whether adapter and parts of the base model that are not on this machine may be fetched from the hub.
 
     Raises
     ------
@@ -168,7 +169,8 @@ class Drafter:
     ):
         if not (key is None or isinstance(key, bytes)):
             key = read_key(Path(key))
-        self.info, self._adapter = read_adapter_info(adapter), Path(adapter)
+        self._adapter = adapter_folder(adapter, online)
+        self.info = read_adapter_info(self._adapter)
         self._config = base_config(self.info, model)
         self._method = self.info.get("method", registry.DEFAULT)
         self.personal = state is not None
@@ -304,7 +306,7 @@ def load_base_model(adapter: Path | str, *, model: Mapping[str, Any] | None = No
     ReportGenerator
         On the CPU, float32, in eval mode.
     """
-    info = read_adapter_info(adapter)
+    info = read_adapter_info(adapter := adapter_folder(adapter))
     with hub_access(allowed=False):
         base = build_model(base_config(info, model))
     _check_base(base, info, adapter)

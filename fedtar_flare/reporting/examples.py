@@ -173,9 +173,9 @@ def render_examples(sites: Sequence[SiteExamples], headed: bool) -> Markup:
 
 
 def _counts(site: SiteExamples) -> str:
-    """How many findings are right in each part, of those that are graded."""
+    """How many findings are correct in each part, of those that are graded."""
     grades = [grade for example in site.examples for grade in site.grades(example)]
-    counts = [f"Presence {sum(grade.presence == 'right' for grade in grades)} of {len(grades)} right"]
+    counts = [f"Presence {sum(grade.presence == 'right' for grade in grades)} of {len(grades)} correct"]
     for part in PARTS:
         marks = [mark for grade in grades if (mark := getattr(grade, part)) is not None]
         counts.append(f"{part} {sum(marks)} of {len(marks)}")
@@ -184,7 +184,7 @@ def _counts(site: SiteExamples) -> str:
 
 def _row(grade: Grade) -> tuple[str, list[_Piece]]:
     """A finding's worst mark (``right``, ``part`` or ``wrong``); mark and words of its presence and of each part."""
-    cells = [("right" if grade.presence == "right" else "wrong", str(grade.presence))]
+    cells = [("right", "correct") if grade.presence == "right" else ("wrong", str(grade.presence))]
     for part in PARTS:
         reference, draft = grade.words.get(part, ("", ""))
         words = draft if draft == reference else f"{draft or '–'} ({reference or '–'})"

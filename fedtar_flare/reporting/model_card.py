@@ -7,14 +7,16 @@ from markupsafe import Markup
 
 from fedtar_flare.core.files import write_text
 from fedtar_flare.core.text import plain
+from fedtar_flare.metrics.registry import SCORES
+from fedtar_flare.models.adapters.hub import HUB_ID
 from fedtar_flare.reporting.alarms import alarm_section
-from fedtar_flare.reporting.format import flat, number, size, times, visits
+from fedtar_flare.reporting.format import decimals, flat, number, size, times, visits
 from fedtar_flare.reporting.model_audit import MEASURES, Vote, read_votes
 from fedtar_flare.reporting.render import render_markdown
 from fedtar_flare.reporting.run import SPLITS, Run
-from fedtar_flare.reporting.scores import groups, score_rows, start_name
+from fedtar_flare.reporting.scores import groups, overall, score_rows, start_name
 from fedtar_flare.reporting.section import method_sections
-from fedtar_flare.reporting.verdict import verdict
+from fedtar_flare.reporting.verdict import MOST, key_numbers, verdict
 
 NOT_STATED = "not stated"
 
@@ -43,6 +45,7 @@ def model_card(run: Run) -> str:
             if counts.get(split)
         ],
         verdict=verdict(run),
+        verdict_rows=key_numbers(run)[:MOST],
         began=start_name(run),
         tables=groups(rows),
         off=groups(off),
@@ -78,11 +81,19 @@ def _base_parts(run: Run) -> list[str]:
 
 def _head(run: Run) -> Markup:
     fields: dict[str, object] = {"library_name": "peft", "pipeline_tag": "image-to-text"}
-    if parts := _base_parts(run):
+    if parts := [part for part in _base_parts(run) if HUB_ID.fullmatch(part)]:
         fields["base_model"] = parts
     if run.start.model.get("license"):
         fields["license"] = plain(run.start.model["license"])
     fields["tags"] = ["lora", "federated-learning", "radiology", "report-generation"]
+    if (row := overall(run)) and row.after:
+        metrics = [
+            {"type": name, "name": kind.label, "value": round(kind.scale * row.after[name], decimals(name, row.n))}
+            for name, kind in SCORES.items()
+            if name in row.after
+        ]
+        about = {"task": {"type": "image-to-text"}, "dataset": {"name": f"test patients, {row.site}", "type": "other"}}
+        fields["model-index"] = [{"name": run.start.run_id, "results": [about | {"metrics": metrics}]}]
     return Markup("\n".join(f"{name}: {json.dumps(value)}" for name, value in fields.items()))
 
 

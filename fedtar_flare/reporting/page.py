@@ -28,7 +28,7 @@ from fedtar_flare.reporting.section import (
     step_name,
     table,
 )
-from fedtar_flare.reporting.verdict import key_numbers, verdict
+from fedtar_flare.reporting.verdict import MOST, key_numbers, verdict
 
 _ABSENCES = {
     "refused": ("×", "update refused"),
@@ -140,6 +140,7 @@ def losses(run: Run) -> Section:
         "Validation: mean over the reports of validation patients after the round's last step, which chooses the best "
         "round; two rounds are compared on the sites that both have."
     )
+    figures = figures[: 1 + (len(run.validations) > 2)]
     return Section("loss", "Loss", lead, charts(figures) + absent, optimisation=True)
 
 
@@ -214,7 +215,7 @@ def settings(run: Run) -> Section:
 
 def sections(run: Run, of_method: Sequence[Section]) -> list[Section]:
     """All sections of a run that began: its results, how training went, and what is needed to repeat it."""
-    of_reports = (examples, alarm_section, finding_section, scores, ahead)
+    of_reports = (alarm_section, examples, finding_section, scores, ahead)
     first, last = (of_reports, (losses,)) if run.reports else ((), ())
     training = [section for section in (*of_method, *made(run, last)) if section.optimisation]
     titles = ", ".join(section.title.lower() for section in training)
@@ -242,7 +243,7 @@ def page(run: Run) -> str:
         "run.html",
         run=run,
         verdict=verdict(run, of_method),
-        tiles=key_numbers(run, of_method),
+        rows=key_numbers(run, of_method)[:MOST],
         sections=sections(run, of_method) if run.start.run_id else [],
         time_steps=run.start.time_steps,
     )

@@ -1,7 +1,6 @@
 """Pages from this package's templates. Every value is escaped, except charts and parts already rendered."""
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +23,6 @@ _THEMES = {
     "--site-1:#ff8b4a;--site-2:#2fc796;--site-3:#e6a0cb;--site-4:#f0bd3f;--site-5:#a9d8f7;"
     "--site-6:#b4bcc8;",
 }
-
-
-@dataclass(frozen=True)
-class Tile:
-    """A number at the head of a page: what it is, the number with its unit, a remark, and what to compare it with."""
-
-    name: str
-    value: str
-    about: str = ""
-    beside: str = ""
 
 
 def render(template: str, **values: Any) -> Markup:

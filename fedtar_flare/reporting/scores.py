@@ -123,7 +123,8 @@ def scores(run: Run) -> Section:
     for title, of_table in tables:
         for group, part, names in groups(of_table):
             shown.append((f"{title}: {group.lower()}" if title else group, part, names))
-    content = render("scores.html", tables=shown, curves=charts(_curves(run), "small"))
+    curves = _curves(run) if len(run.evaluations) > 2 else ()  # a line takes three points
+    content = render("scores.html", tables=shown, curves=charts(curves, "small"))
     until = f" to round {run.shown.round}" if run.shown else ", before training"
     note = f" ({run.checkpoint_note})" if run.checkpoint_note else ""
     blank = "It is 0 by definition for one report, and then left blank"

@@ -14,6 +14,7 @@ from fedtar_flare.core.errors import ConfigError, FedTARError
 from fedtar_flare.core.files import hashes, read_bytes, read_json, read_yaml, write_bytes
 from fedtar_flare.core.settings import Settings, build
 from fedtar_flare.data.minimum_cell import round_to_cell
+from fedtar_flare.models.adapters.hub import MANIFEST
 from fedtar_flare.models.adapters.peft_file import adapter_hashes, read_adapter_info
 from fedtar_flare.reporting.model_audit import MEASURES, PARTS, VOTE, Project, Vote
 from fedtar_flare.reporting.model_card import write_model_card
@@ -30,7 +31,6 @@ from fedtar_flare.version import __version__
 
 __all__ = ["verify_release"]
 
-MANIFEST = "release.json"
 _UTC = "%Y-%m-%dT%H:%M:%SZ"
 
 

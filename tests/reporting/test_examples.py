@@ -87,12 +87,12 @@ def rows(page):
 def test_each_part_of_a_finding_is_marked_and_counted():
     for site in (SITE, replace(SITE, synthetic=False)):
         marks = {name.lower().split()[-1].split("_")[0]: row for name, row in rows(examples_page(site)).items()}
-        right = ("right", "right")
-        assert marks["effusion"] == ("part", [right, right, ("part", "small (moderate)"), ("right", "increased")])
+        correct, side = ("right", "correct"), ("right", "right")
+        assert marks["effusion"] == ("part", [correct, side, ("part", "small (moderate)"), ("right", "increased")])
         assert marks["nodule"][0] == "wrong" and marks["nodule"][1][0] == ("wrong", "missed")
     page = examples_page(SITE)
     assert rows(page)["cavity"] == ("wrong", [("wrong", "invented"), ("", ""), ("", ""), ("", "")])
-    assert "Presence 1 of 3 right, side 1 of 1, degree 0 of 1, change 1 of 1" in page
+    assert "Presence 1 of 3 correct, side 1 of 1, degree 0 of 1, change 1 of 1" in page
     right = examples_page(replace(SITE, examples=(replace(ONE, draft=REFERENCE),)))
     assert {kind for kind, _ in rows(right).values()} == {"right"}
     page = examples_page(replace(SITE, examples=(Example(1, 1, 1, "A small nodule.", "A large nodule, new."),)))

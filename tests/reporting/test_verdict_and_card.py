@@ -24,7 +24,7 @@ from fedtar_flare.reporting.page import page
 from fedtar_flare.reporting.plots import SMALL, Chart, Series, sharing_y, ticks
 from fedtar_flare.reporting.run import Run, read_run
 from fedtar_flare.reporting.scores import overall
-from fedtar_flare.reporting.verdict import UNKNOWN, closing_box, verdict
+from fedtar_flare.reporting.verdict import MOST, UNKNOWN, closing_box, key_numbers, verdict
 
 
 def run_of(before, after, *, generic=None, n=40, validation=(1.0,), sites=("a", "b")):
@@ -54,13 +54,13 @@ def alone_in(folder, **changes):
 
 def test_what_each_hospital_reaches_alone_stands_beside_a_run_of_the_same_job_alone(tmp_path):
     run, other = alone_in(tmp_path)
-    assert UNKNOWN in closing_box(run) and "hospital alone" not in " ".join(verdict(run))
+    assert UNKNOWN in closing_box(run) and "Alone" not in " ".join(verdict(run))
     keep_control(run, other)
     value = f"{100 * overall(other).after['bleu_4']:.1f}"
     lines = closing_box(run).splitlines()
     assert [line.split()[-2:] for line in lines if line.startswith("BLEU-4")] == [["alone", value]]
-    assert "each hospital alone: run by-itself" in lines and f"BLEU-4 {value}" in verdict(run)[1]
-    assert f"alone {value}" in page(run) and f"BLEU-4 {value}" in model_card(run)
+    assert "each hospital alone: run by-itself" in lines and "(run by-itself)" in verdict(run)[1]
+    assert f"alone {value}" in page(run) and f"alone {value}" in model_card(run)
     longer = replace(run, start=run.start.model_copy(update={"settings": {"num_rounds": 9}}))
     assert UNKNOWN in closing_box(longer), "another job"
     assert "hospital alone" not in closing_box(other), "nothing was shared"
@@ -77,16 +77,27 @@ NAMES, COUNTS = st.sampled_from(["bleu_4", "finding_f1_known", "contradictions"]
 
 
 @given(NAMES, st.integers(0, 1000), st.integers(0, 1000), COUNTS)
-def test_a_verdict_says_a_fall_as_plainly_as_a_gain_and_of_few_reports_no_decimals(name, before, after, n):
-    said = verdict(run_of({name: before / 1000}, {1: {name: after / 1000}}, n=n, sites=("a",)))[0]
+def test_a_fall_is_said_as_plainly_as_a_gain_and_of_few_reports_no_decimals(name, before, after, n):
+    run = run_of({name: before / 1000}, {1: {name: after / 1000}}, n=n, sites=("a",))
+    (label, values, change, _), (_, reports, _, _) = key_numbers(run)
     first, last = (f"{value / 1000 * 100:.{int(n >= 20)}f}" for value in (before, after))
-    verb = "stayed"
+    said = "unchanged"
     if first != last:
-        rises = float(last) > float(first)
-        verb = "improved" if rises is SCORES[name].higher_is_better else "rose (worse)" if rises else "fell"
-    assert f"{SCORES[name].label} {verb} " in said and f"{n} test reports" in said
-    assert verb == "stayed" or f"({first} → {last})" in said
-    assert n >= 20 or not re.search(r"\d\.\d", said)
+        said = "better" if (float(last) > float(first)) is SCORES[name].higher_is_better else "worse"
+    assert label.startswith(SCORES[name].label) and change == said and reports == f"{n}"
+    assert values == f"{first} → {last}" or n < 20
+    assert f"({n} test reports" in verdict(run)[0]
+
+
+def test_degree_and_change_come_first_of_six_rows():
+    before = {"bleu_4": 0.1, "degree_accuracy": 0.47, "contradictions": 0.2, "cider": 1.0, "presence_f1": 0.5}
+    after = before | {"degree_accuracy": 0.34, "change_accuracy": 0.6, "contradictions": 0.58, "finding_f1_new": 0.1}
+    run = run_of(before, {1: after})
+    rows = [(name.split(",")[0][:-2], *rest) for name, *rest in key_numbers(run)]
+    assert rows[0] == ("degree right", "47.0 → 34.0", "worse", "") and len(rows) > MOST
+    assert rows[1] == ("change right", "– → 60.0", "", "") and rows[2][0] == "contradictions between visits"
+    table = ElementTree.fromstring(page(run)).find(".//div[@class='verdict']//table")
+    assert len([*table.iter("tr")]) == MOST == 6
 
 
 def test_the_round_that_is_kept_is_the_one_shown_and_another_one_is_named():
@@ -94,7 +105,7 @@ def test_the_round_that_is_kept_is_the_one_shown_and_another_one_is_named():
         return run_of({"bleu_4": 0.1}, {r: {"bleu_4": r / 5} for r in scored}, validation=(3.0, 1.0, 2.0))
 
     kept = rounds(1, 2, 3)
-    assert kept.best_round == kept.shown.round == 2 and "to round 2, BLEU-4 improved by 30.0 points" in verdict(kept)[0]
+    assert kept.best_round == kept.shown.round == 2 and "to round 2 (" in verdict(kept)[0]
     assert "-> round 2" in closing_box(kept) and not kept.checkpoint_note
     other = rounds(1, 3)
     said = "kept: round 2, the best by validation loss, not scored; shown: round 3"
@@ -118,6 +129,9 @@ def test_the_card_beside_the_adapter(tmp_path):
     path = write_model_card(run, tmp_path / "adapter")
     assert path == tmp_path / "adapter" / "README.md" and [p.name for p in path.parent.iterdir()] == ["README.md"]
     card = path.read_text(encoding="utf-8")
+    (result,) = head_of(card)["model-index"][0]["results"]
+    values = {metric["type"]: metric["value"] for metric in result["metrics"]}
+    assert values["bleu_4"] == round(100 * overall(run).after["bleu_4"], 1) and "n" not in values
     assert head_of(card)["library_name"] == "peft" and head_of(card)["license"] == "Apache-2.0"
     for words in (
         f"# Shared adapter of run {RUN_ID}",
@@ -150,8 +164,9 @@ def test_names_from_outside_stay_in_their_cell_and_a_run_without_scores_has_a_ca
     card = model_card(read_run(write_run(tmp_path / "a", sites=["a|b", "<i>`c`</i>\n# d"])))
     assert "| a\\|b | train |" in card and "\\<i\\>\\`c\\`\\</i\\> \\# d" in card
     run = write_run(tmp_path / "b", until="start")
-    edit(run, "start", model={"preset": "small"})
+    edit(run, "start", model={"preset": "small", "encoder_name": "microsoft/cvt-21", "decoder_name": "/models/gpt2"})
     card = model_card(read_run(run))
+    assert head_of(card)["base_model"] == ["microsoft/cvt-21"] and "model-index" not in head_of(card)
     assert "license" not in head_of(card) and "| licence of the base model | not stated |" in card
     assert "nan" not in card.lower().split()
 

@@ -234,13 +234,14 @@ def metered(file: BinaryIO, name: str, size: int) -> BinaryIO:
 
 def headers(image: Path) -> Iterator[Dataset]:
     """Read the headers of a study's DICOM files."""
-    for path in sorted(image.rglob("*")) if image.is_dir() else [image]:
-        if path.is_file():
-            with suppress(InvalidDicomError, OSError), open_regular(path) as file:
-                force = is_dicom(file.read(132))
-                size = file.seek(0, io.SEEK_END)
-                file.seek(0)
-                yield dcmread(metered(file, str(path), size), stop_before_pixels=True, force=force)
+    with sources(image) as files:
+        for source in files:
+            if source.lost_from is None:
+                with suppress(InvalidDicomError, OSError), source.open(LONG_ELEMENT) as file:
+                    force = is_dicom(file.read(132))
+                    size = file.seek(0, io.SEEK_END)
+                    file.seek(0)
+                    yield dcmread(metered(file, source.name, size), stop_before_pixels=True, force=force)
 
 
 def _check_deflated(file: BinaryIO, name: str) -> None:

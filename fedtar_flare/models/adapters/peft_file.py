@@ -21,6 +21,7 @@ ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 EXTRA_WEIGHTS = "extra.safetensors"
 ADAPTER_INFO = "fedtar.json"
+ADAPTER_FILES = (ADAPTER_WEIGHTS, ADAPTER_CONFIG, EXTRA_WEIGHTS, ADAPTER_INFO)
 
 DEFAULT_ADAPTER = "default"  # name of the set of factors whose tensors travel without a set's name
 
@@ -97,8 +98,7 @@ def write_adapter(
 
 def adapter_hashes(folder: Path) -> dict[str, str]:
     """SHA-256 of the files that decide what an adapter writes, by name."""
-    parts = (ADAPTER_WEIGHTS, ADAPTER_CONFIG, EXTRA_WEIGHTS, ADAPTER_INFO)
-    return {name: digest for name, digest in hashes(folder).items() if name in parts}
+    return {name: digest for name, digest in hashes(folder).items() if name in ADAPTER_FILES}
 
 
 def read_adapter_info(folder: Path | str) -> dict[str, Any]:
