@@ -18,12 +18,13 @@ import torch
 from fedtar_flare.methods.fedtar.events import EVENTS, Outer
 from fedtar_flare.metrics import registry
 from fedtar_flare.metrics.registry import SCORES
+from fedtar_flare.metrics.score import Score
 from fedtar_flare.record.events import SHARED, Evaluation, Step, Validation
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.runtime.checkpoint import CheckpointFolder
 from fedtar_flare.testing import FunctionFederation, Hospital
 
-CONTENT = [name for name, score in SCORES.items() if score.group in (registry.CHANGE, registry.CONTENT)]
+CONTENT = [name for name, score in SCORES.items() if score.group in (registry.CHANGE, Score.group)]
 REFERENCE = Path(__file__).with_name("reference.json")
 SEED = 3
 SETTINGS = {
