@@ -74,8 +74,10 @@ def add_commands(commands: Commands) -> None:
     which = "chexpert-rules, ctrate-rules, the folder of 'fedtar labeler import', one of another package, or chexbert "
     which += "or radbert, whose labels the run kept where the site file names one; with --drafts: which rules"
     command.add_argument("--labeler", help=f"{which} (default chexpert-rules)")
+    _add_metrics(command)
     command.add_argument("--against", type=Path, help="state of another run on the same reports, to compare with")
-    command.add_argument("--drawn", choices=("patients", "studies"), default="patients", help="what --against draws")
+    text = "what --against draws, by --labeler; --metrics draws patients"
+    command.add_argument("--drawn", choices=("patients", "studies"), default="patients", help=text)
     command.add_argument("--round", type=int, help="default: the last one that was scored")
     command.add_argument("--shared", action="store_true", help="reports of the shared adapter alone")
 
@@ -86,7 +88,9 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--visit-ids", action="store_true", help="show each visit's id, to find its images by")
     command.add_argument("--round", type=int, help="default: the last one that was scored")
     command.add_argument("--shared", action="store_true", help="reports of the shared adapter alone")
-    command.add_argument("-o", "--out", type=Path, help="page to write (default: reading-ID.html in the state)")
+    _add_metrics(command)
+    text = "page to write: of cases (default: reading-ID.html in the state), or with --answers of the tables"
+    command.add_argument("-o", "--out", type=Path, help=text)
 
     group = add_group(commands, "labeler", "neural labelers of reports, for clinical efficacy (CheXbert, RadBERT)")
     command = add_command(group, import_, "read a published checkpoint, and write the folder that a site file names")
@@ -117,6 +121,13 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--torch-threads", type=int, default=2, help="torch threads (default 2)")
     command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<i> (default auto)")
     command.add_argument("-o", "--out", type=Path, required=True, help="folder to write")
+
+
+def _add_metrics(command: argparse.ArgumentParser) -> None:
+    text = "of RadEval (extra radeval): radgraph, ratescore, green, radcliq, bertscore, semb_score, crimson"
+    command.add_argument("--metrics", metavar="NAME,...", help=text)
+    text = "cache folder of 'hf download' with their weights (default: the usual one); nothing is fetched"
+    command.add_argument("--weights", type=Path, metavar="FOLDER", help=text)
 
 
 def generate(arguments: argparse.Namespace) -> None:
@@ -222,13 +233,13 @@ def _released(adapter: Path, root: Path | None, online: bool = False) -> Path:
 
 def score(arguments: argparse.Namespace) -> None:
     """Score drafts of any system (--drafts, --reports) by the scores that need no model, with 95 % intervals and, of
-    two files, paired tests; --out writes a page. Or, of a STATE, write the pairs of draft and reference (--export), or
-    label both (--labeler): precision, recall and F1 by micro, macro and example average, and of each class. With
-    --against, every score's difference to another run, with its interval and tests. The numbers are for the site: no
-    minimum cell guards them.
+    two files, paired tests; --out writes a page. --metrics adds scores of RadEval's models, also of a STATE. Or, of a
+    STATE, write the pairs of draft and reference (--export), or label both (--labeler): precision, recall and F1 by
+    micro, macro and example average, and of each class. With --against, every score's difference to another run, with
+    its interval and tests. The numbers are for the site: no minimum cell guards them.
     """
-    if arguments.drafts or arguments.reports:
-        return _score_drafts(arguments)
+    if arguments.drafts or arguments.reports or arguments.metrics:
+        return _score_texts(arguments)
     if arguments.state is None or (arguments.labeler is None) == (arguments.export is None):
         raise ConfigError("name --drafts and --reports, or a STATE with --labeler or --export")
     if arguments.export:
@@ -262,19 +273,32 @@ def score(arguments: argparse.Namespace) -> None:
     show(arguments, data, *lines)
 
 
-def _score_drafts(arguments: argparse.Namespace) -> None:
+def _score_texts(arguments: argparse.Namespace) -> None:
+    from fedtar_flare.data.draft_files import read_texts
+    from fedtar_flare.learning.evaluation import report_texts
     from fedtar_flare.metrics.labeler import NEURAL
-    from fedtar_flare.suite.drafts import lines, score_drafts, write_page
+    from fedtar_flare.metrics.radeval import RadEvalMetrics
+    from fedtar_flare.metrics.text_sums import rules_of
+    from fedtar_flare.suite.drafts import lines, run_texts, score_drafts, tables, text_cell, write_page
 
-    rules, rule_labels = arguments.labeler or "chexpert-rules", [*NEURAL.values()]
-    if not (arguments.drafts and arguments.reports) or arguments.state or arguments.export:
-        raise ConfigError("--drafts and --reports go together, without a STATE")
-    if len(arguments.drafts) > 2 or len(set(arguments.drafts)) < len(arguments.drafts) or rules not in rule_labels:
+    files, rules, rule_labels = arguments.drafts or [], arguments.labeler, [*NEURAL.values()]
+    if len({bool(files), bool(arguments.reports), not arguments.state}) > 1 or arguments.export:
+        raise ConfigError("--drafts and --reports go together, without a STATE; --metrics go with either")
+    if len(files) > 2 or len(set(files)) < len(files) or rules not in (None, *rule_labels):
         raise ConfigError(f"--drafts takes one file, or two to compare; --labeler then one of {', '.join(rule_labels)}")
-    scored = score_drafts(arguments.reports, arguments.drafts, rules)
-    page = [f"page: {write_page(scored, arguments.out)}"] if arguments.out else []
+    models = RadEvalMetrics(arguments.metrics.split(","), arguments.weights) if arguments.metrics else None
+    if files:
+        texts = read_texts(arguments.reports, "report")
+        drafts = {str(file): read_texts(file, "draft") for file in files}
+    else:
+        states = [folder for folder in (arguments.state, arguments.against) if folder]
+        runs = [report_texts(folder, arguments.round, personal=not arguments.shared) for folder in states]
+        texts, rules = run_texts(runs[0], "reference"), rules or rules_of(runs[0])
+        drafts = {str(folder): run_texts(rows, "text") for folder, rows in zip(states, runs, strict=True)}
+    scored = score_drafts(texts, drafts, rules or "chexpert-rules", models)
+    page = [f"page: {write_page(tables(scored), arguments.out)}"] if arguments.out else []
     data = scored._asdict() | {"tests": [test._asdict() for test in scored.tests]}
-    show(arguments, clean(data), *lines(scored), *page)
+    show(arguments, clean(data), *lines(tables(scored, text_cell)), *page)
 
 
 def _labelled(arguments: argparse.Namespace, state: Path) -> tuple[str, list[dict[str, Any]]]:
@@ -303,26 +327,24 @@ def _labelled(arguments: argparse.Namespace, state: Path) -> tuple[str, list[dic
 
 def read(arguments: argparse.Namespace) -> None:
     """Write a page on which readers judge a site's drafts beside their reference reports without knowing which is
-    which; or, with --answers, say what they answered: shares with 95 % intervals over patients, and agreement. The page
-    works offline. Page, key and answers have to stay at the hospital, and no minimum cell guards the numbers.
+    which; or, with --answers, say what they answered: shares with 95 % intervals over patients, and how readers agree,
+    with one another and with each score. The page works offline. Page, key and answers have to stay at the hospital,
+    and no minimum cell guards the numbers.
     """
     from fedtar_flare.learning.evaluation import report_texts
+    from fedtar_flare.metrics.radeval import RadEvalMetrics
     from fedtar_flare.reporting.reading import reading_results, write_reading
+    from fedtar_flare.suite.drafts import lines, reading_tables, write_page
 
+    rows = report_texts(arguments.state, arguments.round, personal=not arguments.shared)
     if not arguments.answers:
-        rows = report_texts(arguments.state, arguments.round, personal=not arguments.shared)
         page = write_reading(arguments.state, rows, **given(arguments, "cases", "out", "visit_ids"))
         return show(arguments, {"page": str(page)}, f"{page}: to be opened in a browser, and to stay at the hospital")
-    results, cell = reading_results(arguments.state, arguments.answers), "{:.2f} ({:.2f} to {:.2f})".format
-    counts = ", ".join(f"{name} {count}" for name, count in results["answers"].items())
-    head = f"{'':<21}{'draft':<22}{'reference':<22}{'difference':<24}p"
-    lines = [f"{results['cases']} cases of {results['patients']} patients; answers: {counts}", head]
-    for name, sides in results["scores"].items():
-        cells = [f"{cell(*value):<22}" for value in sides.values()]
-        lines.append(f"{name:<21}{''.join(cells)}  {results['p'][name]:.3g}")
-    whose = f"{'Cohen' if len(results['answers']) == 2 else 'Fleiss'}'s kappa of {results['read_by_all']} cases"
-    lines += [f"agreement, {name}: {cell(*kappa)}, {whose}" for name, kappa in results["agreement"].items()]
-    show(arguments, clean(results), *lines)
+    models = RadEvalMetrics(arguments.metrics.split(","), arguments.weights) if arguments.metrics else None
+    results = reading_results(arguments.state, arguments.answers, rows, models)
+    tables = reading_tables(results)
+    page_line = [f"page: {write_page(tables, arguments.out)}"] if arguments.out else []
+    show(arguments, clean(results), *lines(tables), *page_line)
 
 
 def import_(arguments: argparse.Namespace) -> None:

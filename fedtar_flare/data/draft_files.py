@@ -31,6 +31,8 @@ def read_texts(file: Path, kind: str) -> dict[str, Text]:
             raise ConfigError(f"{file}: {kind} {number} must have {needed}")
         if (name := str(study)) in texts:
             raise ConfigError(f"{file}: study '{name}' is there twice: keep one {kind} of it")
+        if kind == "report" and not text.strip():
+            raise ConfigError(f"{file}: the report of study '{name}' is empty: leave the study out")
         texts[name] = Text(text, str(entry.get("patient_id") or name))
     if not texts:
         raise ConfigError(f"{file} holds no {kind}")

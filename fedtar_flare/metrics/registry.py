@@ -190,12 +190,26 @@ OWN = {
 }
 """In the order in which they are shown."""
 
+AT_SITE = {
+    score.name: score
+    for score in (
+        *(Score(f"radgraph_{level}", f"RadGraph F1 ({level})") for level in ("simple", "partial", "complete")),
+        Score("ratescore", "RaTEScore"),
+        Score("green", "GREEN"),
+        Score("radcliq_v1", "RadCliQ-v1", unit="points", scale=1.0, higher_is_better=False, decimals=3),
+        Score("bertscore", "BERTScore"),
+        Score("semb_score", "SembScore"),
+        Score("crimson", "CRIMSON"),
+    )
+}
+"""RadEval's by its keys, for a site's own tables: looked up, not listed, so that no run has them and none leaves."""
+
 
 class _Scores(Mapping[str, Score]):
     """This package's own scores, then those of other packages, which are imported when they are looked up."""
 
     def __getitem__(self, name: str) -> Score:
-        return OWN[name] if name in OWN else load("score", name, Score)
+        return OWN.get(name) or AT_SITE.get(name) or load("score", name, Score)
 
     def __contains__(self, name: object) -> bool:
         return name in OWN or name in foreign()

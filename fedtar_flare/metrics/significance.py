@@ -120,6 +120,20 @@ def kappa_score(patients: Sequence[Any], codes: ArrayLike, kinds: int) -> Patien
     return patient_sums(patients, np.concatenate(columns, axis=1), score)
 
 
+def kendall_tau(patients: ArrayLike, first: ArrayLike, second: ArrayLike) -> "Interval":
+    """Kendall's tau-b of two columns of reports, (N,), with its interval over patients; nan where one is constant."""
+    names, whose = np.unique(np.asarray(patients), return_inverse=True)
+    orders = [np.sign(np.subtract.outer(column, column)) for column in map(np.asarray, (first, second))]
+    pairs = (orders[0] * orders[1], np.abs(orders[0]), np.abs(orders[1]))
+
+    def tau(counts: Array) -> Array:
+        agreed, *ordered = (((counts @ of) * counts).sum(axis=1) for of in pairs)
+        return share_of_sums(np.stack([agreed, np.sqrt(ordered[0] * ordered[1])], axis=1))
+
+    drawn = np.random.default_rng((SEED, 6)).multinomial(len(names), np.full(len(names), 1 / len(names)), REPLICATES)
+    return interval(float(tau(np.ones((1, len(whose))))[0]), tau(drawn[:, whose].astype(np.float64)))
+
+
 def share_of_sums(sums: Array) -> Array:
     """The first column by the second; nan where that is 0."""
     with np.errstate(invalid="ignore", divide="ignore"):

@@ -1,11 +1,12 @@
 """What each patient adds to the scores that need no more than texts, so that these have intervals and tests."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from fedtar_flare.metrics.agreement import LabelCounts, label_counts
 from fedtar_flare.metrics.grades import PARTS, finding_changes, marks
-from fedtar_flare.metrics.labeler import RuleLabels, classes_of, rule_labeler
+from fedtar_flare.metrics.labeler import NEURAL, RuleLabels, classes_of, rule_labeler
 from fedtar_flare.metrics.language import clean, report_statistics
 from fedtar_flare.metrics.registry import SCORES, claims_of
 from fedtar_flare.metrics.reports import Reports
@@ -29,8 +30,17 @@ def reports_of_texts(
     return Reports(patients, range(n), references, drafts, rules, [0.0] * n, true, drafted, nothing, nothing)
 
 
-def text_sums(reports: Reports) -> dict[str, PatientSums]:
-    """By a score's name in the registry and in its order; a score that is no sum over patients is left out."""
+def rules_of(rows: Iterable[Mapping[str, Any]]) -> RuleLabels:
+    """The labeler by rules whose labels a run kept with its reports."""
+    kept = {name for row in rows for name in row.get("labels", ())}
+    return next((rules for rules in NEURAL.values() if rules in kept), "chexpert-rules")
+
+
+def text_sums(reports: Reports, values: Mapping[str, Sequence[float | None]] | None = None) -> dict[str, PatientSums]:
+    """By a score's name in the registry and in its order; a score that is no sum over patients is left out.
+
+    ``values`` are those of each draft in scores of other tools, which come last, as means.
+    """
     patients, statistics = reports.patients, report_statistics(reports.references, reports.drafts)
     drafts, references = ([clean(text) for text in side] for side in (reports.drafts, reports.references))
     often, classes = Counter(drafts), reports.rules.replace("-", "_")
@@ -44,12 +54,10 @@ def text_sums(reports: Reports) -> dict[str, PatientSums]:
         "change_coverage": [claims_of(grades) for grades in reports.grades],
         "identical_share": [(often[draft] > 1, 1) for draft in drafts],
         "length_ratio": [(len(d.split()), len(r.split())) for d, r in zip(drafts, references, strict=True)],
-        **{
-            name: [(value or 0.0, value is not None) for value in reports.values(score.pair)]
-            for name, score in SCORES.items()
-            if score.pair
-        },
     }
+    of_pairs = {name: reports.values(score.pair) for name, score in SCORES.items() if score.pair}
+    for name, each in (of_pairs | dict(values or {})).items():
+        shares[name] = [(value or 0.0, value is not None) for value in each]
     sums = {f"bleu_{n}": bleu_score(patients, statistics, n) for n in (1, 2, 3, 4)}
     sums |= {name: mean_score(patients, getattr(statistics, name)) for name in ("rouge_l", "cider")}
     sums |= {name: patient_sums(patients, rows, share_of_sums) for name, rows in shares.items()}
@@ -57,4 +65,4 @@ def text_sums(reports: Reports) -> dict[str, PatientSums]:
     sums["contradictions"] = patient_sums([p for p, *_ in claims], [row for _, *row in claims], share_of_sums)
     if every:
         sums["finding_change_micro_f1"] = label_score(patients, changes, "micro", "f1")
-    return {name: sums[name] for name in SCORES if name in sums}
+    return {name: sums[name] for name in (*SCORES, *(values or ())) if name in sums}

@@ -3,7 +3,7 @@
 import base64
 import hashlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +16,10 @@ from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.files import PRIVATE, read_json, write_json, write_text
 from fedtar_flare.core.settings import Settings, build
 from fedtar_flare.core.text import plain
-from fedtar_flare.metrics.significance import compare, holm, kappa_score, mean_score, over_seeds
+from fedtar_flare.metrics.radeval import RadEvalMetrics
+from fedtar_flare.metrics.registry import SCORES
+from fedtar_flare.metrics.significance import Interval, compare, holm, kappa_score, kendall_tau, mean_score, over_seeds
+from fedtar_flare.metrics.text_sums import reports_of_texts, rules_of, text_sums
 from fedtar_flare.reporting.render import render
 
 READING = "reading-"  # prefix of the names of pages and keys
@@ -25,11 +28,12 @@ QUESTIONS = ("preferred", "significant error", "acceptable as it is")
 
 
 class Case(Settings):
-    """A case in the key of a page: patient, visit, and the side with the draft."""
+    """A case in the key of a page: patient, visit, the side with the draft, and the draft's SHA-256."""
 
     patient: str
     visit: str
     draft: Side
+    sha256: str = ""
 
 
 class Answer(Settings):
@@ -64,7 +68,8 @@ def write_reading(folder: Path, rows: Sequence[dict[str, Any]], cases: int, out:
     for row in chance.sample(list(rows), min(cases, len(rows))):
         draft, reference = (" ".join(plain(row[name]).split()) for name in ("text", "reference"))
         side: Side = chance.choice(("A", "B"))
-        key.append(Case(patient=f"{row.get('site', '')} {row['patient_id']}", visit=str(row["visit_id"]), draft=side))
+        patient, visit, digest = _draft(row)
+        key.append(Case(patient=patient, visit=visit, draft=side, sha256=digest))
         texts = {"a": draft, "b": reference} if side == "A" else {"a": reference, "b": draft}
         shown.append(texts | ({"visit": key[-1].visit} if visit_ids else {}))
     write_json(folder / f"{READING}{page}.json", {"cases": [case.to_dict() for case in key]}, PRIVATE)
@@ -74,8 +79,10 @@ def write_reading(folder: Path, rows: Sequence[dict[str, Any]], cases: int, out:
     return write_text(out or folder / f"{READING}{page}.html", html, PRIVATE)
 
 
-def reading_results(folder: Path, files: Sequence[Path]) -> dict[str, Any]:
-    """Evaluate the answers of a page's readers."""
+def reading_results(
+    folder: Path, files: Sequence[Path], rows: Sequence[dict[str, Any]], models: RadEvalMetrics | None = None
+) -> dict[str, Any]:
+    """Evaluate the answers of a page's readers, and how the scores of ``rows`` and of ``models`` agree with them."""
     of_files = [build(Answers, read_json(file), str(file)) for file in files]
     readers, keys = [of.reader for of in of_files], {folder / f"{READING}{of.page}.json" for of in of_files}
     if len(keys) > 1 or not (key_file := keys.pop()).is_file():
@@ -108,4 +115,39 @@ def reading_results(folder: Path, files: Sequence[Path]) -> dict[str, Any]:
             agreement[name] = over_seeds([kappa_score(rated, items, kinds)])
     counts = {"cases": len(answers), "patients": len(set(whose)), "read_by_all": len(common)}
     numbers = {of.reader: len(of.answers) for of in of_files}
-    return {"answers": numbers, **counts, "scores": scores, "p": holm(tests), "agreement": agreement}
+    ratings = {}
+    for case, said in answers.items():
+        in_favour = [values[:, 0] @ [1, -1, 1] for values in said.values()]  # an error speaks against the draft
+        ratings[key[case - 1].patient, key[case - 1].visit, key[case - 1].sha256] = float(np.mean(in_favour))
+    results = {"answers": numbers, **counts, "scores": scores, "p": holm(tests), "agreement": agreement}
+    return results | {"tau": _with_scores(ratings, rows, models), "models": models.about if models else ""}
+
+
+def _with_scores(
+    ratings: Mapping[tuple[str, str, str], float], rows: Sequence[dict[str, Any]], models: RadEvalMetrics | None
+) -> dict[str, tuple[Interval, int]]:
+    """Kendall's tau of each score with the readers' rating of drafts, and of how many; the best agreement first."""
+    of_rows = [_draft(row) for row in rows]
+    rated, taus = [i for i, of in enumerate(of_rows) if of in ratings], {}
+    if not rated:
+        return {}
+    references, drafts = ([row[name] for row in rows] for name in ("reference", "text"))
+    sums = text_sums(reports_of_texts([f"{i:09d}" for i in range(len(rows))], references, drafts, rules_of(rows)))
+    values = {name: of.of_each[rated] for name, of in sums.items()}
+    if models:
+        by_model = models.values([references[i] for i in rated], [drafts[i] for i in rated])
+        values |= {name: np.array(of, dtype=np.float64) for name, of in by_model.items()}
+    patients, said = np.array([of_rows[i][0] for i in rated]), np.array([ratings[of_rows[i]] for i in rated])
+    for name, of_drafts in values.items():
+        defined, better = np.isfinite(of_drafts), SCORES[name].higher_is_better
+        if better is not None and defined.any():
+            signed = of_drafts[defined] if better else -of_drafts[defined]
+            taus[name] = kendall_tau(patients[defined], signed, said[defined]), int(defined.sum())
+    known = [item for item in taus.items() if np.isfinite(item[1][0].value)]
+    return dict(sorted(known, key=lambda item: -item[1][0].value))
+
+
+def _draft(row: Mapping[str, Any]) -> tuple[str, str, str]:
+    """A draft's patient, visit and SHA-256, by which it is known to be the one that was read."""
+    digest = hashlib.sha256(row["text"].encode()).hexdigest()
+    return f"{row.get('site', '')} {row['patient_id']}", str(row["visit_id"]), digest

@@ -9,6 +9,7 @@ import io
 import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,8 +17,9 @@ from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.files import PRIVATE, write_json, write_text
 from fedtar_flare.core.text import columns
 from fedtar_flare.data.cells import read_key
-from fedtar_flare.data.draft_files import Text, read_texts
+from fedtar_flare.data.draft_files import Text
 from fedtar_flare.metrics.labeler import RuleLabels
+from fedtar_flare.metrics.radeval import RadEvalMetrics
 from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.metrics.significance import Interval, compare, over_seeds
 from fedtar_flare.metrics.text_sums import reports_of_texts, text_sums
@@ -29,6 +31,9 @@ from fedtar_flare.suite.tables import Table, metric_table, score_cell
 EXPORT_KEY = "export.key"  # file in a state with the secret from which exported ids are made
 
 
+Texts = Mapping[str, Text]  # by study
+
+
 class Scored(NamedTuple):
     """Scores of drafts by name: of each file its values with intervals, and how the first differs from the second."""
 
@@ -36,9 +41,10 @@ class Scored(NamedTuple):
     patients: int
     values: dict[str, dict[str, Interval]]
     tests: list[Difference]
+    models: str  # RadEval's version, and the digests of its metrics' weights; empty without
 
 
-def matched(reports: Mapping[str, Text], drafts: Mapping[str, Text], where: str) -> list[str]:
+def matched(reports: Texts, drafts: Texts, where: str) -> list[str]:
     """Drafts in the reports' order; ConfigError unless both are of the same studies."""
     for left, what in ((reports.keys() - drafts.keys(), "no draft"), (drafts.keys() - reports.keys(), "no report")):
         if left:
@@ -48,24 +54,32 @@ def matched(reports: Mapping[str, Text], drafts: Mapping[str, Text], where: str)
     return [drafts[study].text for study in reports]
 
 
-def score_drafts(reports: Path, drafts: Sequence[Path], rules: RuleLabels) -> Scored:
-    """Score each file of drafts by all scores that need no model; a second file is compared with the first."""
-    texts = read_texts(reports, "report")
-    if empty := next((study for study, of in texts.items() if not of.text.strip()), None):
-        raise ConfigError(f"{reports}: the report of study '{empty}' is empty: leave the study out")
+def run_texts(rows: Sequence[Mapping[str, Any]], side: str) -> dict[str, Text]:
+    """A run's texts of a column by visit, in the order of time."""
+    texts = {}
+    for row in sorted(rows, key=itemgetter("time_step")):
+        patient = f"{row.get('site', '')} {row['patient_id']}".strip()
+        texts[f"{patient} {row['visit_id']}"] = Text(row[side], patient)
+    return texts
+
+
+def score_drafts(texts: Texts, drafts: Mapping[str, Texts], rules: RuleLabels, models: RadEvalMetrics | None) -> Scored:
+    """Score each system's drafts by the scores that need no model, and by ``models``; a second one is compared."""
     patients, references = [of.patient for of in texts.values()], [of.text for of in texts.values()]
     values, sums = {}, []
-    for file in drafts:
-        written = matched(texts, read_texts(file, "draft"), str(file))
-        sums.append(text_sums(reports_of_texts(patients, references, written, rules)))
-        values[str(file)] = {name: over_seeds([of_score]) for name, of_score in sums[-1].items()}
+    for name, of_system in drafts.items():
+        written = matched(texts, of_system, name)
+        by_model = models.values(references, written) if models else None
+        sums.append(text_sums(reports_of_texts(patients, references, written, rules), by_model))
+        values[name] = {score: over_seeds([of_score]) for score, of_score in sums[-1].items()}
     tests = []
     if len(sums) == 2:
         for name in (name for name in sums[0] if name in sums[1] and SCORES[name].higher_is_better is not None):
             better = bool(SCORES[name].higher_is_better)
             test = compare([sums[0][name]], [sums[1][name]], higher_is_better=better, tie=SCORES[name].tie)
-            tests.append(Difference(str(drafts[0]), name, *test))
-    return Scored(len(texts), len(set(patients)), values, corrected([test for test in tests if math.isfinite(test.p)]))
+            tests.append(Difference(next(iter(drafts)), name, *test))
+    tests = corrected([test for test in tests if math.isfinite(test.p)])
+    return Scored(len(texts), len(set(patients)), values, tests, models.about if models else "")
 
 
 def tables(scored: Scored, cell: Callable[[str, Interval | None], str] = score_cell) -> list[Table]:
@@ -73,26 +87,43 @@ def tables(scored: Scored, cell: Callable[[str, Interval | None], str] = score_c
     names = dict.fromkeys(name for of_file in scored.values.values() for name in of_file)
     rows = [[heading(name), *(cell(name, of.get(name)) for of in scored.values.values())] for name in names]
     about = f"{scored.studies} studies of {scored.patients} patients, with 95 % intervals over patients."
-    made = [Table("Scores", about, ["score", *scored.values], rows)]
+    made = [Table("Scores", f"{about} {scored.models}".strip(), ["score", *scored.values], rows)]
     if scored.tests:
         made.append(metric_table(scored.tests, {name: name for name in scored.values}, [*scored.values][1], "patients"))
     return made
 
 
-def lines(scored: Scored) -> list[str]:
-    """The same as text."""
-    return [line for table in tables(scored, _cell) for line in (table.about, *columns([table.head, *table.rows]))]
+def reading_tables(results: Mapping[str, Any]) -> list[Table]:
+    """What readers answered (:func:`.reading_results`), and how they agree, with one another and with each score."""
+    cell = "{:.2f} ({:.2f} to {:.2f})".format
+    counts = ", ".join(f"{name} {count}" for name, count in results["answers"].items())
+    about = f"{results['cases']} cases of {results['patients']} patients; answers: {counts}"
+    rows = [[name, *(cell(*side) for side in of.values())] for name, of in results["scores"].items()]
+    rows = [[*row, f"{results['p'][row[0]]:.3g}"] for row in rows]
+    whose = f"{'Cohen' if len(results['answers']) == 2 else 'Fleiss'}'s kappa of {results['read_by_all']} cases"
+    agreed = [[f"readers, {name}", cell(*kappa), whose] for name, kappa in results["agreement"].items()]
+    for name, (tau, drafts) in results["tau"].items():
+        agreed.append([SCORES[name].label, cell(*tau), f"Kendall's tau-b, {drafts} drafts"])
+    of_scores = f"Of readers, and of scores with their answers. {results['models']}".strip()
+    answered = Table("Answers", about, ["", "draft", "reference", "difference", "p"], rows)
+    return [answered, Table("Agreement", of_scores, ["", "coefficient", ""], agreed)]
 
 
-def _cell(name: str, value: Interval | None) -> str:
+def lines(shown: Sequence[Table]) -> list[str]:
+    """Tables as text."""
+    return [line for table in shown for line in (table.about, *columns([table.head, *table.rows]))]
+
+
+def text_cell(name: str, value: Interval | None) -> str:
+    """A score with its interval as text."""
     if value is None or not math.isfinite(value.value):
         return "not graded"
     return "{} ({} to {})".format(*(score(name, end) for end in value))
 
 
-def write_page(scored: Scored, out: Path) -> Path:
-    """Write the tables as a page, for its owner alone."""
-    return write_text(out, render("drafts.html", tables=tables(scored)), PRIVATE)
+def write_page(shown: Sequence[Table], out: Path) -> Path:
+    """Write tables as a page, for its owner alone."""
+    return write_text(out, render("drafts.html", tables=shown), PRIVATE)
 
 
 def export_pairs(state: Path, rows: Sequence[Mapping[str, Any]], out: Path, visit_ids: bool) -> Path:

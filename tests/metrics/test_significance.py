@@ -11,7 +11,16 @@ from fedtar_flare.metrics.classification import auc, auc_of_draws, epochs_to, lc
 from fedtar_flare.metrics.labeler import report_labels
 from fedtar_flare.metrics.language import language_statistics
 from fedtar_flare.metrics.registry import SCORES
-from fedtar_flare.metrics.significance import Interval, bleu_score, compare, holm, label_score, mean_score, over_seeds
+from fedtar_flare.metrics.significance import (
+    Interval,
+    bleu_score,
+    compare,
+    holm,
+    kendall_tau,
+    label_score,
+    mean_score,
+    over_seeds,
+)
 
 
 def f1_score(patients, hits, named, actual):
@@ -22,6 +31,19 @@ def f1_score(patients, hits, named, actual):
 
 def values_of(n, shift=0.0, seed=1):
     return np.random.default_rng(seed).normal(shift, 1, size=n)
+
+
+def test_tau_is_scipys_and_its_interval_draws_patients():
+    first, second = np.round(values_of(60)), np.round(values_of(60, seed=2) + 0.8 * values_of(60))
+    patients = np.arange(60) // 3
+    got = kendall_tau(patients, first, second)
+    assert got.value == pytest.approx(stats.kendalltau(first, second).statistic) and got.low < got.value < got.high
+    generator, drawn = np.random.default_rng(0), []
+    for _ in range(400):
+        rows = (generator.integers(20, size=20)[:, None] * 3 + np.arange(3)).ravel()
+        drawn.append(stats.kendalltau(first[rows], second[rows]).statistic)
+    assert got[1:] == pytest.approx(tuple(np.percentile(drawn, [2.5, 97.5])), abs=0.05)
+    assert np.isnan(kendall_tau(patients, first, np.ones(60)).value)
 
 
 def test_interval_of_a_mean_is_scipys():

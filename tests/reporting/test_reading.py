@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from command import console_commands
 from command import fedtar_here as here
+from scipy.stats import kendalltau
 from sklearn.metrics import cohen_kappa_score
 
 from fedtar_flare.core.files import write_json, write_text
@@ -78,6 +79,32 @@ def test_the_commands_of_the_page_give_the_answers_shares_and_agreement(made, re
     errors = [[i % 4 == 0 for i in range(24)] * 2, [i % 2 == 0 for i in range(24)] + [False] * 24]
     assert found["agreement"]["significant error"][0] == pytest.approx(cohen_kappa_score(*errors))
     assert found["p"]["preferred"] < 0.01 and "agreement" not in here("read", made[0], "--answers", files[0])[1]
+
+
+def test_each_score_s_tau_is_with_what_readers_said_of_the_drafts_that_they_read(tmp_path):
+    texts = [" ".join(["Small left effusion."] * (1 + i // 2)) for i in range(24)]
+    rows = [row | {"text": text, "reference": texts[-1]} for row, text in zip(ROWS, texts, strict=True)]
+    state = write_report_scores(tmp_path / "STATE", 3, rows).parent
+    here("read", state)
+    (key_file,) = state.glob("reading-*.json")
+    key = json.loads(key_file.read_text())["cases"]
+    numbers = [int(case["visit"].removeprefix("visit-")) for case in key]
+    made = state, None, {"page": key_file.stem.removeprefix("reading-")}, key
+
+    def longer(case, draft):
+        good = numbers[case - 1] >= 12
+        return fair(4 if not good else 1, draft) | {"preference": draft if numbers[case - 1] >= 18 else "same"}
+
+    command = ["read", state, "--answers", answers_of(made, "AB", longer), "-o", tmp_path / "tables.html"]
+    (tau, low, high), drafts = json.loads(here(*command, "--json")[1])["tau"]["rouge_l"]
+    said = np.digitize(numbers, [12, 18])
+    lengths = [len(texts[number]) for number in numbers]
+    assert tau == pytest.approx(kendalltau(lengths, said).statistic) and low <= tau <= high and drafts == 24
+    out = here(*command)[1]
+    assert re.search(r"ROUGE-L +0\.\d+ \(.* to .*\) +Kendall's tau-b, 24 drafts", out) and "length ratio" not in out
+    assert "ROUGE-L" in (tmp_path / "tables.html").read_text()
+    write_report_scores(state, 4, [row | {"text": "Other."} for row in rows])
+    assert json.loads(here(*command, "--json")[1])["tau"] == {}, "these drafts are not those that were read"
 
 
 def test_kappa_of_many_readers_is_fleiss_s():
