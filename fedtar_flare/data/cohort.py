@@ -354,8 +354,10 @@ class Cohort:
             By time step, rounded down to multiples of ``least``; length T.
         """
         visits = Counter(map(attrgetter("split", "time_step"), self.samples(None, least=least)))
-        steps = range(1, self.time_steps + 1)
-        return {split: [round_to_cell(visits[split, step], least) for step in steps] for split in SPLITS}
+        counts: dict[Split, list[int]] = {}
+        for split in SPLITS:
+            counts[split] = [round_to_cell(visits[split, step], least) for step in range(1, self.time_steps + 1)]
+        return counts
 
     def digest(self) -> str:
         """A keyed hash of the content.
