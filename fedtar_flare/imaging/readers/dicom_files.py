@@ -236,12 +236,15 @@ def headers(image: Path) -> Iterator[Dataset]:
     """Read the headers of a study's DICOM files."""
     with sources(image) as files:
         for source in files:
-            if source.lost_from is None:
-                with suppress(InvalidDicomError, OSError), source.open(LONG_ELEMENT) as file:
-                    force = is_dicom(file.read(132))
-                    size = file.seek(0, io.SEEK_END)
-                    file.seek(0)
-                    yield dcmread(metered(file, source.name, size), stop_before_pixels=True, force=force)
+            try:
+                opened = source.open(LONG_ELEMENT)
+            except DataError:  # missing, not to be read, or no file: reading the study itself says so
+                continue
+            with suppress(InvalidDicomError, OSError), opened as file:
+                force = is_dicom(file.read(132))
+                size = file.seek(0, io.SEEK_END)
+                file.seek(0)
+                yield dcmread(metered(file, source.name, size), stop_before_pixels=True, force=force)
 
 
 def _check_deflated(file: BinaryIO, name: str) -> None:
