@@ -162,6 +162,7 @@ def _scores(personal, progress, sites, time_steps, min_cell, content) -> dict[st
             new = {"fibrosis": {"n": 5.0 - i, "recall": 0.7 * good}}
             more["findings"] = {"known": dict.fromkeys(("emphysema", "nodule_left"), finding), "new": new}
             more["references"] = {"identical_share": 0.1, "contradictions": 0.2}
+            more["certainty"] = {"0": (40, 30), "50": (32, 28 - i), "90": (16, 16)} if personal == 1 else {}
         scores[site] = SiteScores(steps=steps, all=every | (_content(good) if content else {}), **more)
     return scores
 

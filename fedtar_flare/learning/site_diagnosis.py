@@ -7,7 +7,7 @@ row's mean over the sites that contribute to it (federated learning with partial
 """
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal
@@ -20,8 +20,9 @@ from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.files import without_prefix
 from fedtar_flare.core.settings import Settings, matches
 from fedtar_flare.data.cohort import Sample
-from fedtar_flare.data.minimum_cell import enough
+from fedtar_flare.data.minimum_cell import enough, full_cells, round_to_cell
 from fedtar_flare.learning.comparison import (
+    COMPARED,
     NONE,
     ComparisonBranch,
     calibrated,
@@ -34,6 +35,7 @@ from fedtar_flare.learning.labels import LabelerName, labeler
 from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.report_generator import Encoded, ReportGenerator
 from fedtar_flare.protocol.contract import HEAD_NAMES
+from fedtar_flare.record.events import CERTAINTIES
 
 Read = tuple[Sequence[Sample], Encoded]
 """Samples, and what the encoder gives of them."""
@@ -177,17 +179,40 @@ class SiteDiagnosis:
             return losses
         return losses + change_losses(together, self.changes(samples)) * shown.any(1)
 
-    @torch.no_grad()
-    def calibrate(self, seen: Iterable[Read]) -> None:
-        """Set the temperature of the changes by visits that were not trained on, compared with those before."""
-        chances, stated = [], []
+    def _judged(self, seen: Iterable[Read]) -> Iterator[tuple[Sequence[Sample], Callable[[float], Tensor], Tensor]]:
+        """Batches with probabilities of the changes (:func:`.calibrated`) and those that reports state, else NONE."""
         for samples, encoded in seen:
             _, together, shown = self._branch.likelihoods(encoded)
             if together is not None and shown is not None:
                 present = together.exp().sum((-3, -1))[..., 0] < 0.5
-                chances.append(partial(change_chances, together, present))
-                stated.append(torch.where(shown, self.changes(samples), NONE))
-        self._branch.temperature = calibrated(chances, stated)
+                stated = torch.where(shown, self.changes(samples), NONE)
+                yield samples, partial(change_chances, together, present), stated
+
+    @torch.no_grad()
+    def calibrate(self, seen: Iterable[Read]) -> None:
+        """Set the temperature of the changes by visits that were not trained on, compared with those before."""
+        judged = [*self._judged(seen)]
+        self._branch.temperature = calibrated([of for _, of, _ in judged], [changes for *_, changes in judged])
+
+    @torch.no_grad()
+    def count_by_certainty(self, seen: Iterable[Read], least: int) -> dict[str, list[int]]:
+        """Count changes, and those that are right (:attr:`.SiteScores.certainty`), down to multiples of ``least``.
+
+        Only findings with a change of ``least`` patients count, and only probabilities that as many reach.
+        """
+        changes: list[tuple[str, int, float, bool]] = []  # patient, finding, probability, whether it is right
+        for samples, chances, stated in self._judged(seen):
+            likeliest, read = chances(self._branch.temperature).max(-1)
+            for i, d in ((stated > NONE) & (stated < COMPARED)).nonzero().tolist():
+                right = bool(read[i, d] == stated[i, d])
+                changes.append((samples[i].visit.patient_id, d, float(likeliest[i, d]), right))
+        common, counts = full_cells([(finding, patient) for patient, finding, *_ in changes], least), {}
+        for certainty in CERTAINTIES:
+            told = [(p, right) for p, d, chance, right in changes if d in common and chance >= certainty / 100]
+            if enough([patient for patient, _ in told], least):
+                n, rights = len(told), sum(right for _, right in told)
+                counts[str(certainty)] = [round_to_cell(n, least), round_to_cell(rights, least)]
+        return counts
 
     @contextmanager
     def with_initial_head(self) -> Iterator[None]:

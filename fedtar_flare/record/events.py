@@ -117,6 +117,9 @@ class Validation(Event):
 Scores = dict[str, float | None]
 """Number ``n`` of test reports and their raw scores by name; a cell under the minimum has ``n`` only."""
 
+CERTAINTIES = (0, 50, 60, 70, 80, 90, 95)
+"""Probabilities, in percent, from which on :attr:`SiteScores.certainty` counts a change."""
+
 
 class SiteScores(Part):
     """Scores of a site."""
@@ -128,6 +131,9 @@ class SiteScores(Part):
     ``precision``. Kinds are ``known`` and ``new`` to the warm start, and ``stated`` in the reference. Findings of too
     few patients are left out."""
     references: Scores = {}  # ``identical_share`` and ``contradictions`` of the references themselves
+    certainty: dict[int, tuple[int, int]] = {}
+    """By probability: of the changes that reports state, how many the diagnosis head reads with at least this one, and
+    how many of these rightly. Those of too few patients are left out."""
 
 
 class Evaluation(Event):

@@ -207,6 +207,7 @@ def _known(evaluation: Evaluation, min_cell: int) -> Evaluation:
             all=_shown(scores.all, min_cell),
             findings=findings,
             references=scores.references if (scores.all.get("n") or 0) >= min_cell else {},
+            certainty={certainty: told for certainty, told in scores.certainty.items() if told[0] >= max(1, min_cell)},
         )
 
     personal, generic = (

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fedtar_flare.metrics.registry import SCORES
-from fedtar_flare.record.events import Scores, SiteScores
+from fedtar_flare.record.events import CERTAINTIES, Scores, SiteScores
 from fedtar_flare.reporting.format import heading, score, shown, total, visits, whole
 from fedtar_flare.reporting.plots import SMALL, Chart, Palette, Series, sharing_y
 from fedtar_flare.reporting.render import render
@@ -123,8 +123,9 @@ def scores(run: Run) -> Section:
     for title, of_table in tables:
         for group, part, names in groups(of_table):
             shown.append((f"{title}: {group.lower()}" if title else group, part, names))
-    curves = _curves(run) if len(run.evaluations) > 2 else ()  # a line takes three points
-    content = render("scores.html", tables=shown, curves=charts(curves, "small"))
+    over_rounds = _curves(run) if len(run.evaluations) > 2 else ()  # a line takes three points
+    curves = charts(over_rounds, "small") + charts(_certainty(run))
+    content = render("scores.html", tables=shown, curves=curves)
     until = f" to round {run.shown.round}" if run.shown else ", before training"
     note = f" ({run.checkpoint_note})" if run.checkpoint_note else ""
     blank = "It is 0 by definition for one report, and then left blank"
@@ -171,6 +172,22 @@ def _curves(run: Run) -> list[Chart]:
         ]
         curves += sharing_y(drawn) if any(chart.drawn for chart in drawn) else []
     return curves
+
+
+def _certainty(run: Run) -> list[Chart]:
+    """Risk and coverage of the changes that sites read, a point for each certainty; no chart where none reads any."""
+    lines = []
+    for i, (site, scores) in enumerate(sorted(run.shown.sites.items()) if run.shown else ()):
+        every, _ = scores.certainty.get(CERTAINTIES[0], (0, 0))
+        points = [
+            (100 * n / every, 100 * (n - right) / n, f"{site}, at least {certainty} % certain: {right} of {n} right")
+            for certainty, (n, right) in scores.certainty.items()
+            if every
+        ]
+        lines.append(Series(site, points, "site", i))
+    title, axes = "Changes between visits: risk and coverage", ("changes told, %", "wrong of those told, %")
+    chart = Chart(title, lines, (), *axes, x_range=(0.0, 100.0))
+    return [chart] if chart.drawn else []
 
 
 def _lines(run: Run, site: str, name: str) -> list[Series]:

@@ -21,6 +21,7 @@ from fedtar_flare.protocol.contract import MOST
 from fedtar_flare.protocol.exchange import ExchangeSchema, Tensors
 from fedtar_flare.protocol.messages import Reply
 from fedtar_flare.record.events import (
+    CERTAINTIES,
     Ahead,
     Alarm,
     Evaluation,
@@ -70,6 +71,9 @@ def check_scores(reply: Reply, time_steps: int) -> None:
             raise ExchangeError(f"the field '{name}' holds more than the scores of {time_steps} time steps: {text}")
         if not (known and steps and len(of_findings) <= MOST_FINDINGS):
             raise ExchangeError(f"the field '{name}' holds more than the scores of {time_steps} time steps")
+        counted = all(0 <= right <= n for n, right in scores.certainty.values())
+        if not (counted and {*scores.certainty} <= {*CERTAINTIES}):
+            raise ExchangeError(f"the field '{name}' has no counts of changes by certainty")
         for key, value in (pair for part in parts for pair in part.items()):
             most = _OF_FINDING.get(key) or SCORES[key].most
             if value is not None and not -1e-6 <= value <= most + 1e-6:

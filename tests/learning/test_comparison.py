@@ -1,6 +1,7 @@
 """Levels and changes of findings, read off two visits: against enumerations, planted truth and reports."""
 
 from itertools import product
+from types import SimpleNamespace
 
 import learners
 import numpy as np
@@ -12,15 +13,16 @@ from hypothesis import strategies as st
 
 from fedtar_flare.imaging.batch import PriorBatch
 from fedtar_flare.learning import comparison
-from fedtar_flare.learning.comparison import CHANGES, UNKNOWN, calibrated, joint, levels_given, read
+from fedtar_flare.learning.comparison import CHANGES, UNKNOWN, calibrated, joint, levels_given, read, stated_changes
 from fedtar_flare.learning.diagnosis import extend
 from fedtar_flare.learning.inputs import show_reports
 from fedtar_flare.learning.labels import PRESENT, labeler
-from fedtar_flare.learning.site_diagnosis import DiagnosisConfig
+from fedtar_flare.learning.site_diagnosis import DiagnosisConfig, SiteDiagnosis
 from fedtar_flare.methods.fedtar.config import PatientConfig
 from fedtar_flare.methods.fedtar.learner import PatientLearner
 from fedtar_flare.models.build import build_model, build_tokenizer
 from fedtar_flare.models.config import preset
+from fedtar_flare.record.events import CERTAINTIES
 from fedtar_flare.synthetic.vocabulary import FINDINGS
 
 MODEL = preset("tiny", max_length=20, num_beams=1)
@@ -236,6 +238,41 @@ def test_prompts_of_training_are_those_of_a_draft_whose_head_reads_what_the_repo
     drafted = learner.generator.prompts(learner.encoded(samples, images))
     torch.testing.assert_close(drafted, learner.findings.prompts(samples))
     assert learner.findings.changes(samples).clamp(min=0).any()
+
+
+@pytest.mark.parametrize("prior", ["report+image", "generated"])
+def test_scores_count_the_changes_of_visits_in_cells_that_are_large_enough(cohort_of, prior):
+    learner, _ = prompted(cohort_of(prior))
+    scored, withheld = (learner.evaluate(cell, None, generic=False) for cell in (1, 5))  # of four patients
+    follow_ups = [sample for sample in scored.samples if sample.prior is not None]
+    assert scored.scores["certainty"]["0"][0] == sum(NONE < c < COMPARED for row in changes_of(follow_ups) for c in row)
+    assert withheld.scores["certainty"] == {}
+    assert "certainty" not in prompted(cohort_of("none"))[0].evaluate(1, None, generic=False).scores
+
+
+def changes_of(samples):
+    texts = [(s.visit.report, READER.levels(s.visit.report), READER.levels(s.prior.report)) for s in samples]
+    return [stated_changes(text, now, before, READER) for text, now, before in texts]
+
+
+certainties = st.tuples(st.sampled_from("abcdefgh"), st.integers(0, 2), st.floats(0.3, 1), st.booleans())
+
+
+@given(st.lists(certainties, max_size=40), st.integers(1, 4))
+def test_counts_of_changes_are_multiples_of_the_cell_and_of_findings_and_certainties_of_enough_patients(rows, least):
+    """One change a visit; its true one is the first, and what is read the first or the second."""
+    samples = [SimpleNamespace(visit=SimpleNamespace(patient_id=patient)) for patient, *_ in rows]
+    chances, stated = torch.zeros(len(rows), 3, COMPARED), torch.full((len(rows), 3), UNKNOWN)
+    for i, (_, finding, certainty, right) in enumerate(rows):
+        stated[i, finding], chances[i, finding, NEW if right else RESOLVED] = NEW, certainty
+    head = SimpleNamespace(_branch=SimpleNamespace(temperature=1.0))
+    head._judged = lambda seen: [(samples, lambda temperature: chances, stated)]
+    counts = SiteDiagnosis.count_by_certainty(head, [], least)
+    common = {f for f in range(3) if len({row[0] for row in rows if row[1] == f}) >= least}
+    for certainty in CERTAINTIES:
+        told = [row for row in rows if row[1] in common and float(np.float32(row[2])) >= certainty / 100]
+        n, right = (len(part) // least * least for part in (told, [row for row in told if row[3]]))
+        assert counts.get(str(certainty)) == ([n, right] if len({row[0] for row in told}) >= max(1, least) else None)
 
 
 @pytest.mark.parametrize(("sharpened", "temperature"), [(0.5, 0.5), (1.0, 1.0), (2.0, 2.0)])

@@ -96,6 +96,21 @@ def test_numbers_under_min_cell_are_blanked_wherever_they_could_be_read_or_worke
     assert f"{NORTH} 30 3 8 41 4 12 0 16 9 5 2 16" in said and "3 2" in said
 
 
+def test_risk_and_coverage_of_changes_are_one_chart_with_a_line_for_each_site_that_reads_any(tmp_path):
+    title, plain = "Changes between visits: risk and coverage", page_of(write_run(tmp_path / "plain"))[0]
+    html, tree, _ = page_of(write_run(tmp_path / "read", content=True))
+    charts = [figure for figure in tree.iter("figure") if figure.find("figcaption").text == title]
+    assert len(charts) == 1 and title not in plain
+    said = " ".join(charts[0].itertext())
+    assert "changes told, %" in said and "wrong of those told, %" in said
+    legend = re.search(
+        rf'<ul class="legend">((?:(?!<ul).)*)</ul>\s*<div class="charts ">\s*<figure><figcaption>{title}', html, re.S
+    )
+    assert [unescape(name) for name in re.findall("<span>(.*?)</span>", legend[1])] == sorted(SITES)
+    for i, site in enumerate(sorted(SITES)):
+        assert f"{site}, at least 50 % certain: {28 - i} of 32 right" in unescape(html)
+
+
 def test_a_run_that_did_not_start_has_a_page_that_says_why(tmp_path):
     RunRecord(tmp_path).write(End(seconds=2.0, status="failed", reason="0 site(s) took part, min_sites is 1"))
     _, _, said = page_of(tmp_path)

@@ -101,6 +101,12 @@ ATTEMPTS = {
         payload(scores={"findings": {"new": {"f": BLEU}}}),
         "2 time steps",
     ),
+    "a certainty of its own": (CLOSE_ROUND, payload(scores={"certainty": {"51": [9, 9]}}), "counts of changes"),
+    "more changes right than changes": (CLOSE_ROUND, payload(scores={"certainty": {"50": [8, 9]}}), "counts of"),
+    "less than no change right": (CLOSE_ROUND, payload(scores={"certainty": {"50": [8, -1]}}), "counts of changes"),
+    "10^15 changes": (CLOSE_ROUND, payload(scores={"certainty": {"50": [10**15, 1]}}), "not within"),
+    "half a change": (CLOSE_ROUND, payload(scores={"certainty": {"50": [8, 0.5]}}), "'scores'"),
+    "three counts": (CLOSE_ROUND, payload(scores={"certainty": {"50": [8, 8, 8]}}), "'scores'"),
     "ballast beside the scores": (CLOSE_ROUND, payload(scores={"ballast": {"x": [1.0] * 99}}), "2 time steps"),
     "a loss without reports": (CLOSE_ROUND, answer(numbers={"validation_loss": 1.0}), "without a number of reports"),
 }

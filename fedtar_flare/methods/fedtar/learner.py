@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.files import without_prefix
 from fedtar_flare.core.settings import matches
-from fedtar_flare.data.cohort import Sample
+from fedtar_flare.data.cohort import Sample, Visit
 from fedtar_flare.imaging.augment import sample_seed
 from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.learning.config import TrainingConfig
@@ -174,17 +174,23 @@ class PatientLearner(ReportLearner):
         return replace(trained, update=self.findings.mask_rare_findings(trained.update, samples, self.min_cell))
 
     def evaluate(self, min_cell: int, *args: Any, **kwargs: Any) -> Evaluated:
-        """What is told of changes is calibrated on the validation patients first."""
-        if self.findings is not None and self.cohort.timeline.prior_kinds:
-            self.findings.calibrate(self._read_off(self.cohort.samples("validation", least=self.min_cell)))
-        return super().evaluate(min_cell, *args, **kwargs)
+        """What is told of changes is calibrated on the validation patients first; its certainty is scored too."""
+        timeline, findings = self.cohort.timeline, self.findings
+        if findings is None or not timeline.prior_kinds:
+            return super().evaluate(min_cell, *args, **kwargs)
+        findings.calibrate(self._read_off(self.cohort.samples("validation", least=self.min_cell)))
+        scored = super().evaluate(min_cell, *args, **kwargs)
+        counted = [s for s in scored.samples if scored.scores["steps"][str(s.time_step)]["n"]]  # in cells large enough
+        drafts = dict(zip((s.visit for s in scored.samples), scored.texts, strict=True))
+        read = self._read_off(counted, drafts if timeline.prior_generated else None)
+        return replace(scored, scores=scored.scores | {"certainty": findings.count_by_certainty(read, min_cell)})
 
     @torch.no_grad()
-    def _read_off(self, samples: Sequence[Sample]) -> Iterator[Read]:
-        """What findings are read off when reports are written, part by part."""
+    def _read_off(self, samples: Sequence[Sample], texts: Mapping[Visit, str] | None = None) -> Iterator[Read]:
+        """What findings are read off when reports are written, part by part; ``texts`` replace the reports before."""
         for part in parts(samples, EVALUATION_BATCH):
             images = self.images(part, prior=False)
-            images.prior = self.prior(part)
+            images.prior = self.prior(part, texts=texts)
             with self._writing(), self._autocasting(), self.context(part, personal=True):
                 seen = self.encoded(part, images)
             yield part, seen
