@@ -144,8 +144,9 @@ def generate(arguments: argparse.Namespace) -> None:
         from fedtar_flare.learning.draft_documents import draft_file, structured_report
         from fedtar_flare.learning.drafting import DISCLAIMER, Drafter
         from fedtar_flare.learning.study import study_of
+        from fedtar_flare.site.release import released_adapter
 
-    adapter = _released(arguments.adapter, arguments.root, arguments.online)
+    adapter = released_adapter(arguments.adapter, arguments.root, arguments.online)
     if arguments.format == "sr" and arguments.out is None:
         raise ConfigError("a DICOM SR is a file: name it with --out")
     if arguments.stow and arguments.format != "sr":
@@ -191,10 +192,11 @@ def serve(arguments: argparse.Namespace) -> None:
     """
     from fedtar_flare.learning.drafting import Drafter
     from fedtar_flare.learning.serving import Service
+    from fedtar_flare.site.release import released_adapter
 
     if len(token := os.environ.get("FEDTAR_TOKEN", "")) < 16:
         raise ConfigError("the environment variable FEDTAR_TOKEN must hold a token of 16 characters or more")
-    drafter = Drafter(_released(arguments.adapter, arguments.root), device=arguments.device)
+    drafter = Drafter(released_adapter(arguments.adapter, arguments.root), device=arguments.device)
     try:
         service = Service(drafter, token, arguments.port)
     except (OSError, OverflowError) as error:
@@ -209,26 +211,14 @@ def push(arguments: argparse.Namespace) -> None:
     never are: a folder that holds anything else is refused, and an adapter that the study's sites have not released.
     """
     from fedtar_flare.models.adapters.hub import files_to_push, push
+    from fedtar_flare.site.release import released_adapter
 
     files = files_to_push(arguments.adapter)
-    _released(arguments.adapter, arguments.root)
+    released_adapter(arguments.adapter, arguments.root)
     print("\n".join(f"{name}, {size:,} bytes" for name, size in files.items()), flush=True)
     if not (arguments.yes or (sys.stdin.isatty() and input(f"Upload to {arguments.hub_id}? (yes/no) ") == "yes")):
         raise FedTARError("nothing was uploaded: that takes a 'yes', or --yes where nobody can be asked")
     print(push(arguments.adapter, arguments.hub_id))
-
-
-def _released(adapter: Path, root: Path | None, online: bool = False) -> Path:
-    """The adapter's folder; refused where it is not as it was released, or was released and ``root`` is not given."""
-    from fedtar_flare.models.adapters.hub import MANIFEST, adapter_folder
-    from fedtar_flare.site.release import verify_release
-
-    folder = adapter_folder(adapter, online)
-    if root:
-        verify_release(folder, root)
-    elif (manifest := folder / MANIFEST).is_file():
-        raise ConfigError(f"{manifest} says that the adapter was released: name the root certificate (--root)")
-    return folder
 
 
 def score(arguments: argparse.Namespace) -> None:

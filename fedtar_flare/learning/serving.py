@@ -32,7 +32,22 @@ def _too_long(*_: object) -> None:
 
 
 class Service(HTTPServer):
-    """Listens on 127.0.0.1; ``serve_forever``, in the main thread, answers until it is interrupted."""
+    """Listens on 127.0.0.1; ``serve_forever``, in the main thread, answers until it is interrupted.
+
+    Parameters
+    ----------
+    drafter : Drafter
+        Writes the drafts.
+    token : str
+        What a request's ``Authorization: Bearer`` must hold.
+    port : int
+        0 for a free one.
+
+    Raises
+    ------
+    OSError
+        Nothing can listen at the port.
+    """
 
     most_bytes, seconds = 1 << 30, 300.0  # of a request
 

@@ -37,7 +37,24 @@ def ratio_sums(reports: Reports) -> dict[str, PatientSums]:
 
 
 def guarded_sums(score: str, candidates: Sequence[PatientSums], reports: int, least: int) -> dict[str, Any]:
-    """What leaves a site of one score. With a minimum cell a ratio is rounded to ``1 / n`` as this score always is."""
+    """Sum one score over a site's patients, as it may leave the site.
+
+    Parameters
+    ----------
+    score : str
+        A name of :data:`RATIOS`.
+    candidates : sequence of PatientSums
+        (a, b) of each patient, by candidate (C); the same P patients in the same order.
+    reports : int
+        Number of reports.
+    least : int
+        The minimum cell. Above 1 a ratio is rounded to ``1 / n``, as this score always is.
+
+    Returns
+    -------
+    dict
+        ``n`` (0: not rounded), ``sums`` (A of each candidate, then B; 2 C) and ``products`` (2 C rows of 2 C).
+    """
     sums = np.stack([of.sums for of in candidates])  # (C, P, 2)
     above, below = sums.sum(axis=1).T
     ratios, n = above / below, 0
@@ -79,7 +96,22 @@ class SiteSums:
 
 
 def combined(sites: Sequence[SiteSums], score: str, weights: Mapping[str, float]) -> tuple[Interval, float] | None:
-    """The weighted sum of candidates' scores over the patients of all sites that have these; p of its being 0."""
+    """Compute a weighted sum of candidates' scores over the patients of all sites, by the delta method.
+
+    Parameters
+    ----------
+    sites : sequence of SiteSums
+        A site without one of the candidates does not count.
+    score : str
+        A name of :data:`RATIOS`.
+    weights : mapping of str to float
+        By candidate: 1 for a score, 1 and -1 for a difference.
+
+    Returns
+    -------
+    tuple of Interval and float, or None
+        The value with its 95 % interval, and p of its being 0 (two-sided, normal); None where no site counts.
+    """
     parts = [part for site in sites if (part := site.parts(score, [*weights])) is not None]
     if not parts:
         return None
@@ -96,7 +128,20 @@ def combined(sites: Sequence[SiteSums], score: str, weights: Mapping[str, float]
 
 
 def compared(sites: Sequence[SiteSums], names: Sequence[str]) -> dict[str, dict[str, Result]]:
-    """By score, each candidate's value, and the difference ``a - b`` of each pair with p after Holm over the pairs."""
+    """Compare candidates pairwise over the patients of all sites.
+
+    Parameters
+    ----------
+    sites : sequence of SiteSums
+        What each site sent.
+    names : sequence of str
+        The candidates.
+
+    Returns
+    -------
+    dict of str to dict of str to Result
+        By score: each candidate's value, and ``a - b`` of each pair with p after Holm's correction over the pairs.
+    """
     weights = {name: {name: 1.0} for name in names}
     weights |= {f"{a} - {b}": {a: 1.0, b: -1.0} for a, b in combinations(names, 2)}
     results: dict[str, dict[str, Result]] = {}

@@ -14,7 +14,7 @@ from fedtar_flare.core.errors import ConfigError, FedTARError
 from fedtar_flare.core.files import hashes, read_bytes, read_json, read_yaml, write_bytes
 from fedtar_flare.core.settings import Settings, build
 from fedtar_flare.data.minimum_cell import round_to_cell
-from fedtar_flare.models.adapters.hub import MANIFEST
+from fedtar_flare.models.adapters.hub import MANIFEST, adapter_folder
 from fedtar_flare.models.adapters.peft_file import adapter_hashes, read_adapter_info
 from fedtar_flare.reporting.model_audit import MEASURES, PARTS, VOTE, Project, Vote
 from fedtar_flare.reporting.model_card import write_model_card
@@ -140,6 +140,38 @@ def verify_release(adapter: Path | str, root: Path | str) -> None:
     if changed := {name for name, _ in released.files.items() ^ _files(adapter).items()}:
         raise FedTARError(f"{adapter} is not as it was released: {', '.join(sorted(changed))}")
     check_votes(released.votes, adapter, root)
+
+
+def released_adapter(adapter: Path, root: Path | None, online: bool = False) -> Path:
+    """Return an adapter's folder, verified where its federation's root certificate is given.
+
+    Parameters
+    ----------
+    adapter : Path
+        A folder, or an id on the Hugging Face hub (:func:`.adapter_folder`).
+    root : Path or None
+        Root certificate of the federation (:func:`verify_release`); None for an adapter that no study has released.
+    online : bool, default False
+        Whether the hub may be asked.
+
+    Returns
+    -------
+    Path
+        The local folder.
+
+    Raises
+    ------
+    ConfigError
+        There is no such adapter, or it was released and ``root`` is None.
+    FedTARError
+        It is not as it was released.
+    """
+    folder = adapter_folder(adapter, online)
+    if root:
+        verify_release(folder, root)
+    elif (manifest := folder / MANIFEST).is_file():
+        raise ConfigError(f"{manifest} says that the adapter was released: name the root certificate (--root)")
+    return folder
 
 
 def check_votes(votes: Mapping[str, str], adapter: Path, root: Path, project: Project | None = None) -> None:
