@@ -71,9 +71,9 @@ def entry_path(folder: Path, files: Identity, settings: Mapping[str, Any]) -> Pa
 
 
 def files_of(folder: Path, files: Identity) -> list[Path]:
-    """List the files of the cache that were made from a study, with any settings."""
+    """List the files of the cache that were made from a study, with any settings, and what ended writers left."""
     entry = entry_path(folder, files, {})
-    return sorted(entry.parent.glob(f"{entry.name[:40]}.*"))
+    return sorted(entry.parent.glob(f"*{entry.name[:40]}.*"))
 
 
 def load(entry: Path) -> Prepared | None:

@@ -131,6 +131,10 @@ def test_whatever_matters_makes_another_entry_and_all_are_found_by_the_study(stu
     monkeypatch.setattr("fedtar_flare.imaging.cache.PREPARATION_VERSION", -1)
     prepare(visit(study), CONFIG, cache)
     assert entries(cache) == files_of(cache, file_identity(study)) and len(entries(cache)) == 6
+    left = entries(cache)[0].with_name(f".{entries(cache)[0].name}.00ff00ff")  # by a process that was ended
+    left.touch()
+    assert left in files_of(cache, file_identity(study))
+    left.unlink()
     file = next(study.iterdir())
     file.write_bytes(file.read_bytes())  # another time of change
     prepare(visit(study), CONFIG, cache)
