@@ -12,12 +12,9 @@ from types import SimpleNamespace
 import huggingface_hub
 import pytest
 import torch
-from flare_context import context, write_workflow
+from flare_context import write_workflow
 from huggingface_hub import constants
 from kits import make_kit
-from nvflare.apis.event_type import EventType
-from nvflare.apis.fl_constant import FLContextKey
-from nvflare.apis.signal import Signal
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.learning import learner as learning
@@ -29,10 +26,9 @@ from fedtar_flare.models.encoders import build_encoder
 from fedtar_flare.models.sources import stay_offline
 from fedtar_flare.models.weights import save_weights
 from fedtar_flare.protocol.messages import ABSTAIN, ERROR, OK
-from fedtar_flare.site import audit
 from fedtar_flare.site.admission import admit
 from fedtar_flare.site.site_file import Bounds
-from fedtar_flare.testing import Hospital, executor_of
+from fedtar_flare.testing import Hospital
 
 ATTACK = {
     "model": {"lora_targets": ["decoder.lm_head"]},
@@ -101,18 +97,6 @@ def test_a_hospital_s_images_are_not_changed_at_random_and_its_periods_are_not_d
     reply, weights = Hospital(kit, name="hospital", simulated=False, **HARMLESS | {"data": data}).handshake()
     assert reply.status == ERROR and weights is None
     assert next(iter(asked)) in reply.reason and "for simulations" in reply.reason
-
-
-def test_a_decline_stands_in_the_audit_with_its_reasons(kit):
-    hospital = Hospital(kit, simulated=False, **HARMLESS)
-    header = hospital.header("run", 0, 0, after="0000-00")
-    fl_ctx = context(kit, "handshake", name="hospital", header=header, app=hospital.app)
-    task = fl_ctx.get_prop(FLContextKey.TASK_DATA)
-    answer = executor_of("fedtar", "tiny", **ATTACK).execute("handshake", task, fl_ctx, Signal())
-    fl_ctx.set_prop(FLContextKey.TASK_RESULT, answer, private=True, sticky=False)
-    audit.record_event(EventType.AFTER_TASK_RESULT_FILTER, fl_ctx)
-    [entry] = audit.read_audit(kit.parent.rglob("audit/*.jsonl"))
-    assert entry["status"] == ERROR and "local_steps 1 (at least 4)" in entry["reason"] and not entry["tensors"]
 
 
 def test_what_the_server_says_of_a_run_is_bounded_as_well(kit):

@@ -2,10 +2,7 @@
 
 import json
 import os
-import shutil
 import socket
-import subprocess
-import sys
 from itertools import product
 from unittest.mock import Mock
 
@@ -146,33 +143,6 @@ def test_a_message_that_cannot_be_recorded_is_replaced_by_an_empty_error(tmp_pat
     assert file.read_bytes() == before
     leave(context(tmp_path), message(tensors()))
     assert len(entries(tmp_path)) == 2 and not verify(file).problem
-
-
-def test_on_a_disk_that_is_full_nothing_is_half_written(tmp_path):
-    """A real one: a file system of 128 kB in a name space of its own."""
-    if not shutil.which("unshare"):
-        pytest.skip("there is no unshare here")
-    script = tmp_path.with_suffix(".py")  # beside the folder that the file system covers
-    script.write_text(f"""
-from pathlib import Path
-from fedtar_flare.site.audit import append, try_to_write, verify
-file = Path({str(tmp_path)!r}) / "audit" / "a.jsonl"
-try_to_write(file)
-try:
-    for number in range(100):
-        append(file, {{"number": number, "text": "x" * 3000}})
-except OSError as error:
-    print(error.errno, number == verify(file).lines > 5, verify(file).problem == "")
-try:
-    try_to_write(file)
-except OSError as error:
-    print("refused")
-""")
-    mounted = f"mount -t tmpfs -o size=128k none {tmp_path} && exec {sys.executable} {script}"
-    done = subprocess.run(["unshare", "-rm", "sh", "-c", mounted], capture_output=True, text=True)
-    if done.returncode and "perm" in done.stderr.lower():
-        pytest.skip("a file system cannot be mounted here")
-    assert done.stdout.splitlines() == ["28 True True", "refused"], done.stderr
 
 
 def test_a_changed_a_missing_and_an_added_line_break_the_chain(tmp_path):

@@ -13,10 +13,8 @@ from nvflare.fuel.utils import fobs
 
 from fedtar_flare.protocol.contract import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.protocol.messages import TaskHeader, version
-from fedtar_flare.site.accountant import epsilon_of
 from fedtar_flare.site.context import state_of
 from fedtar_flare.site.guard import OutboundGuard
-from fedtar_flare.site.privacy import GaussianPrivacy
 from fedtar_flare.testing import executor_of
 
 MARK, DATE = "canaryqzx", "1987-06"
@@ -103,17 +101,3 @@ def test_errors_at_the_site_name_files_there_and_nothing_in_the_message(hospital
         reply, weights = client.run(HANDSHAKE, FIRST)
         assert reply.status == "error" and not weights and marked(client.sent) == []
     assert MARK in caplog.text
-
-
-def test_a_whole_round_with_differential_privacy(hospital):
-    """The real executor behind the real filters: what is sent is what the filter says, and the account is kept."""
-    site_file = hospital / "local" / "fedtar.yaml"
-    site_file.write_text(site_file.read_text().replace("min_patients", "max_adapter_norm: null, min_patients"))
-    privacy = GaussianPrivacy(clip_norm=0.1, noise_multiplier=4.0, closing_noise_multiplier=8.0)
-    hello, *trained, closing = Client(hospital, privacy, OutboundGuard(["fedtar"])).round()
-    assert [r.status for r in (hello, *trained, closing)] == ["ok"] * 4
-    assert "scores" not in hello.payload and "skipped_studies" not in hello.payload and hello.payload["counts"]
-    assert all(set(reply.numbers) == {"samples"} for reply in trained)
-    assert set(closing.numbers) == {"validation_loss", "reports"} and len(closing.payload["t_numbers"]) == T
-    assert closing.payload["privacy"]["releases"] == 3
-    assert closing.payload["privacy"]["epsilon"] == pytest.approx(epsilon_of((2 / 16 + 1 / 64) ** 0.5, 1e-5))
