@@ -298,7 +298,6 @@ PIXELS = b"\xe0\x7f\x10\0"
 BYTES = 24 * 20 * 2
 FLIPPED = {(int.from_bytes(vr, "big") ^ 1 << bit).to_bytes(2, "big") for vr in (b"OW", b"OB") for bit in range(16)}
 OTHER_VRS = {b"UN", b"OF", b"OL", b"SQ", b"US", b"UT"} | FLIPPED - {b"OW", b"OB"}
-NUMBERS = ("Rows", "Columns", "BitsAllocated", "BitsStored", "HighBit", "PixelRepresentation", "SamplesPerPixel")
 HEADER = ("bad-header", "wrong-pixel-count", "truncated", "unreadable", "no-pixel-data", "not-a-radiograph")
 
 

@@ -4,14 +4,11 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from fedtar_flare.data.cohort import Sample, Visit
-from fedtar_flare.learning.evaluation import finding_scores, report_rows, reports_of, site_scores
+from fedtar_flare.learning.evaluation import finding_scores, report_rows, reports_of
 from fedtar_flare.metrics.registry import scores_of
 from fedtar_flare.suite.results import COMPARED, SUMS
-from fedtar_flare.synthetic.vocabulary import FINDINGS, KNOWN_FINDINGS
 
 DAY = datetime(2020, 1, 1)
 EFFUSION = "There is a small left pleural effusion, decreased. The heart is enlarged."
@@ -81,23 +78,3 @@ def test_known_new_and_stated_findings_apart():
         "Cardiomegaly": {"n": 4, "recall": 0.5, "named": 2, "precision": 1.0},
         "Pleural_effusion": {"n": 4, "recall": 0.5, "named": 2, "precision": 1.0},
     }
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 3), st.sets(st.sampled_from(FINDINGS[:5]))), max_size=14), st.integers(1, 6))
-def test_no_number_is_of_fewer_reports_than_the_minimum(drawn, min_cell):
-    samples = [sample(i, findings=found, step=step) for i, (step, found) in enumerate(drawn)]
-    scores = site_scores(samples, [EFFUSION] * len(samples), [1.0] * len(samples), 3, min_cell)
-    shown = [s for s in samples if sum(o.time_step == s.time_step for o in samples) >= min_cell]
-    if not shown:
-        assert set(scores) == {"steps", "all"} and set(scores["all"]) == {"n"}
-        return
-    at_step = [sum(s.time_step == t for s in shown) for t in (1, 2, 3)]
-    assert scores["all"]["n"] == sum(n - n % min_cell for n in at_step)
-    counted = {name: one["n"] for kind in scores["findings"].values() for name, one in kind.items() if one["n"]}
-    there = {name: sum(name in s.visit.findings for s in shown) for name in FINDINGS}
-    assert counted == {name: n - n % min_cell for name, n in there.items() if n >= min_cell}
-    assert set(scores["findings"]["known"]) <= set(KNOWN_FINDINGS)
-    named = {name for kind in scores["findings"].values() for name, one in kind.items() if "precision" in one}
-    stated = {"effusion_left", "cardiomegaly"}  # by every report; told if enough have it
-    assert named == (stated if min_cell == 1 else {name for name in stated if there[name] >= min_cell})
