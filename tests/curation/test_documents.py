@@ -2,25 +2,20 @@
 
 import csv
 import json
-import shutil
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from command import fedtar_here
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from make_documents import OMOP, TEXT, acsn, bundle, joined, note, oru, patient, report, text_sr
+from make_documents import TEXT, oru, text_sr
 from tables import cases
 
 from fedtar_flare.core.errors import DataError
 from fedtar_flare.curation.archive_reports import reports_of_table
 from fedtar_flare.curation.documents import FINAL, NOBODY, Document, Identifier, decide, moment, studies_of
-
-FRESH = "9"
-ANY = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def document(n=1, **more):
@@ -109,89 +104,6 @@ def test_a_chain_of_many_versions_is_one_report():
     documents = [document(i, issued=f"{i:09d}", names=frozenset({("x", str(i)), ("x", str(i + 1))})) for i in range(n)]
     documents = [replace(d, order=Identifier("A1")) for d in documents]
     assert outcome(*documents) == ([f"text {n - 1}"], ["superseded"] * (n - 1))
-
-
-class Version(NamedTuple):
-    """A version of the report of one study, and what it says of it; ``source`` is the standard."""
-
-    source: str
-    patient: str
-    number: str
-    uid: str
-    day: str
-    status: str  # F, C, P or X of HL7
-    month: int
-    text: str
-
-    def files(self):
-        """Files that hold it, by name."""
-        when, own = f"2024-0{self.month}-01T00:00:00Z", f"{self.uid}-{self.month}"
-        if self.source == "fhir":
-            status = {"F": "final", "C": "corrected", "P": "preliminary", "X": "entered-in-error"}[self.status]
-            images = [{"identifier": {"system": "urn:dicom:uid", "value": f"urn:oid:{self.uid}"}}]
-            owner = {"reference": f"Patient/{self.patient}"}
-            content = report(self.uid, self.text, status=status, issued=when, identifier=[acsn(self.number, "")],
-                             subject=owner, imagingStudy=images)  # fmt: skip
-            return {f"{own}.json": bundle(patient(self.patient, self.patient), content, root="http://h/fhir")}
-        if self.source == "hl7":
-            stamp = f"20240{self.month}01000000+0000"
-            message = oru(self.patient, self.number, self.text, self.status, stamp, f"r{self.uid}", self.uid)
-            return {f"{own}.hl7": message}
-        if self.source == "sr":
-            return {f"{own}.dcm": text_sr(self.patient, self.number, self.text, self.uid, self.status in "FC")}
-        return {f"{own}.csv": f"{OMOP}\n{note(own, self.patient, self.day, self.text)}\n"}
-
-
-@st.composite
-def hospitals(draw):
-    """Versions of the reports of a few studies, each study by one standard."""
-    studies = []
-    for n in range(draw(st.integers(1, 4))):
-        source = draw(st.sampled_from(["fhir", "hl7", "sr", "omop"]))
-        states = (
-            st.lists(st.sampled_from("FFCPX"), min_size=1, max_size=3) if source in ("fhir", "hl7") else st.just("F")
-        )
-        owner, number = draw(st.sampled_from(["P1", "P2"])), draw(st.sampled_from([f"A{n}", f"A{n}", "A0"]))
-        day = draw(st.sampled_from(["2024-01-01", "2024-01-02"]))
-        studies.append([
-            Version(source, owner, number, f"1.2.{n}", day, status, month, f"No effusion ({n}, {month}).")
-            for month, status in enumerate(draw(states), 1)
-        ])  # fmt: skip
-    return studies
-
-
-def written(folder, versions):
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
-    for version in versions:
-        for name, content in version.files().items():
-            (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    return folder
-
-
-@settings(ANY, max_examples=120)
-@given(hospitals(), st.data())
-def test_each_study_gets_its_own_report_or_none(tmp_path, studies, data):
-    """Of two patients, some orders of one number and some days of two studies; then with one field changed."""
-    every = [version for versions in studies for version in versions]
-    firsts = [versions[0] for versions in studies]
-    images = [(v.patient, v.number, v.uid, v.day) for v in firsts]
-    reports = joined(written(tmp_path / "all", every), images)
-    for versions in studies:
-        last = versions[-1]
-        same_day = sum((v.patient, v.day) == (last.patient, last.day) for v in firsts) > 1
-        unique = sum(v.number == last.number for v in firsts) == 1 and not (last.source == "omop" and same_day)
-        got = reports.get(last.uid, "")
-        assert last.text in got if last.status in "FC" and unique else got == "" or last.text in got
-        assert not any(version.text in got for version in every if version is not last)
-    if len({v.number for v in firsts}) == len(firsts) and all(v.source != "omop" for v in firsts):
-        n = data.draw(st.integers(0, len(every) - 1))
-        field = data.draw(st.sampled_from(["patient", "number", "uid", "status", "month"]))
-        value = data.draw(st.sampled_from([getattr(v, field) for v in every] + [FRESH if field != "month" else 9]))
-        if field != "status" or value != FRESH:
-            every[n] = every[n]._replace(**{field: value})
-        reports = joined(written(tmp_path / "all", every), images)
-        assert all(f"({uid.removeprefix('1.2.')}," in text for uid, text in reports.items())
 
 
 pytest.importorskip("hl7", reason="of the extra 'pacs'")
