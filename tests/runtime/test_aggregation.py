@@ -3,7 +3,6 @@
 import gc
 import math
 import weakref
-import zlib
 from typing import get_args
 from unittest.mock import Mock
 
@@ -11,15 +10,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.profiler import ProfilerActivity, profile
 
-from fedtar_flare.protocol.contract import HANDSHAKE, TRAIN
-from fedtar_flare.protocol.messages import ok
+from fedtar_flare.protocol.contract import TRAIN
 from fedtar_flare.record.events import Step
 from fedtar_flare.record.log import read_events
 from fedtar_flare.runtime import aggregation
 from fedtar_flare.runtime.aggregation import FEWEST_SITES, SpilledUpdates, Weighting, limited_shares, site_weights
-from fedtar_flare.testing import FunctionFederation, QuadraticSite
+from fedtar_flare.testing import FunctionFederation, QuadraticSite, random_pair
 
 SHAPES = {"a": (4, 3), "b": (5,), "c": ()}
 
@@ -154,58 +151,22 @@ def test_an_update_that_is_half_written_or_lost_its_end_is_never_summed(tmp_path
             spilled.mean({"site-a": 1.0})
 
 
-FEW, MANY = 4, 16
-LARGE = {
-    f"base_model.model.{i}.lora_{x}.weight": size for i in range(4) for x, size in (("A", (4, 1616)), ("B", (3232, 4)))
-}
-UPDATE = 4 * sum(map(math.prod, LARGE.values()))
-"""Bytes of one update: as many as LoRA of rank 4 has in the small model."""
+def test_the_server_holds_no_update_of_a_site_that_has_answered(tmp_path, monkeypatch):
+    monkeypatch.setattr(aggregation, "IN_MEMORY", 0)  # these updates stand for large ones, which wait on disk
+    sent, held = [], []
 
+    class Watching(QuadraticSite):
+        def __call__(self, task, header, weights):
+            gc.collect()
+            held.append(sum(update() is not None for update in sent))
+            reply, tensors = super().__call__(task, header, weights)
+            sent.extend(map(weakref.ref, tensors.values()) if task == TRAIN else ())
+            return reply, tensors
 
-class TrivialSite(QuadraticSite):
-    """Answers at once, the same each time: updates that cost next to nothing to make."""
-
-    def __init__(self, name):
-        super().__init__(name, [], samples=1 + sum(name.encode()) % 7)
-
-    def start(self):
-        return self.tensors("start")
-
-    def tensors(self, key):
-        """Random numbers that depend on the key alone."""
-        generator = torch.Generator().manual_seed(zlib.crc32(key.encode()))
-        return {name: 0.01 * torch.randn(shape, generator=generator) for name, shape in LARGE.items()}
-
-    def __call__(self, task, header, weights):
-        if task == HANDSHAKE:
-            return super().__call__(task, header, weights)
-        if task == TRAIN:
-            update = self.tensors(f"{self.name} {header.round} {header.step}")
-            return ok(header, {"samples": self.samples, "train_loss": 1.0}), update
-        numbers = {"validation_loss": 1.0, "reports": 1}
-        return ok(header, numbers, {"t_numbers": [0.1 * t for t in range(1, header.time_steps + 1)]}), None
-
-
-def peak_of_tensors(folder, number):
-    """Largest number of bytes of tensors that live at once in a run of so many sites, as torch's allocator has it."""
-    sites = {name: TrivialSite(name) for name in (f"site-{i:03d}" for i in range(number))}
-    controller = FunctionFederation(folder, sites, num_rounds=1, time_steps=2, step_time_limit=60)
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
-        controller.run()
-    assert not controller.panics
-    live = peak = 0
-    for event in profiler.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            live += event.nbytes()
-            peak = max(peak, live)
-    return peak
-
-
-def test_the_servers_memory_does_not_grow_with_the_sites(tmp_path, monkeypatch):
-    monkeypatch.setattr(aggregation, "IN_MEMORY", 2 * UPDATE)  # these updates stand for large ones, which wait on disk
-    few, many = (peak_of_tensors(tmp_path / name, number) for name, number in (("few", FEW), ("many", MANY)))
-    assert few > 2 * UPDATE  # the weights and one update at the least: the measure sees them
-    assert many <= 1.2 * few
-    steps = [event for event in read_events(tmp_path / "many" / "fedtar") if isinstance(event, Step)]
-    assert [len(step.sites) for step in steps] == [MANY, MANY]
-    assert not (tmp_path / "many" / "fedtar" / "updates").exists()  # nor does the disk keep them
+    sites = {name: Watching(name, [random_pair(1)] * 2) for name in "abcdef"}
+    controller = FunctionFederation(tmp_path, sites, num_rounds=1, time_steps=2)
+    controller.run()
+    assert not controller.panics and len(sent) == 2 * 6 * 2 and max(held) <= 2, "that of the last site alone"
+    steps = [event for event in read_events(controller.results_folder) if isinstance(event, Step)]
+    assert [len(step.sites) for step in steps] == [6, 6]
+    assert not (controller.results_folder / "updates").exists()  # nor does the disk keep them
