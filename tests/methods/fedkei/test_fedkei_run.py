@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from command import run_simulator
 from hospital_site import write_site_files
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
@@ -28,7 +27,7 @@ from fedtar_flare.site.admission import breaches
 from fedtar_flare.site.context import home as cache_home
 from fedtar_flare.site.site_file import Bounds
 from fedtar_flare.site.state import SiteState
-from fedtar_flare.testing import Hospital, executor_of, same_bits
+from fedtar_flare.testing import Hospital, executor_of
 
 SITES = ("site-1", "site-2")
 SETTINGS = {
@@ -134,18 +133,6 @@ def test_fisher_information_leaves_only_where_the_server_sent_its_sum():
             check_tensors(CONTRACT, ADAPT, tensors, agreed, sends="difference")
     with pytest.raises(ExchangeError, match="not allowed to leave"):
         check_tensors(CONTRACT, PROBE, sent, down, sends="difference")
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_the_simulator_ends_at_the_same_bits(run, home, tmp_path):
-    """Each task of each hospital in a process of its own."""
-    MethodRecipe("fedkei", **SETTINGS).export(str(tmp_path))
-    process, results = run_simulator(tmp_path / "fedkei", tmp_path / "ws", "-n", "2", "-t", "2", home=home)
-    assert process.returncode == 0, process.stdout[-4000:]
-    one, other = (CheckpointFolder(folder / "checkpoint").last()[0] for folder in (results, run.results))
-    assert one.info["method"] == other.info["method"] and same_bits(one, other)
-    assert (results / "report.html").is_file()
 
 
 @pytest.mark.slow

@@ -48,14 +48,6 @@ def test_labels_of_a_visit_by_task(stream, shown, unsure, known, labels):
     assert [STREAMS[stream].label_of(seen, step) for step in range(1, len(labels) + 1)] == labels
 
 
-@given(st.sets(st.sampled_from(LABELS)), st.sets(st.sampled_from(LABELS)), st.integers(1, 3))
-def test_positive_means_the_new_disease_and_negative_that_it_is_not_there(labels, unsure, step):
-    stream = TaskStream(TASKS)
-    label, new = stream.label_of(visit(*labels, unsure=unsure - labels), step), stream.task(step).labels
-    assert (label == 1) is bool(labels & new)
-    assert label != 0 or not (labels | unsure) & new
-
-
 @given(st.integers(1, 12), st.sampled_from(("synchronous", "reversed", "shuffled")), st.text("ab", max_size=3))
 def test_an_order_is_a_permutation_that_site_and_seed_decide(count, order, site):
     indices = order_of(count, order, site, seed=3)

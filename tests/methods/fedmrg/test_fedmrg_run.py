@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from command import run_simulator
 
 from fedtar_flare.core.errors import ConfigError, ExchangeError
 from fedtar_flare.learning.drafting import Drafter, Study
@@ -18,15 +17,14 @@ from fedtar_flare.protocol.exchange import check_names
 from fedtar_flare.protocol.messages import version
 from fedtar_flare.record.events import SHARED, End, Evaluation, Start, Step, Validation
 from fedtar_flare.record.log import of_kind, read_events
-from fedtar_flare.runtime.checkpoint import CheckpointFolder, load
+from fedtar_flare.runtime.checkpoint import load
 from fedtar_flare.runtime.controller import FederatedController
 from fedtar_flare.runtime.recipe import MethodRecipe
 from fedtar_flare.site import audit
 from fedtar_flare.site.context import home as cache_home
 from fedtar_flare.site.state import SiteState
 from fedtar_flare.suite.collect import score_outside
-from fedtar_flare.testing import FunctionFederation, Hospital, same_bits
-from fedtar_flare.testing import last_checkpoint as last
+from fedtar_flare.testing import FunctionFederation, Hospital
 
 T = 2
 MEMBERS, UNSEEN = ("site-1", "site-2"), "site-3"
@@ -161,21 +159,6 @@ def test_a_site_that_shares_no_row_still_uses_those_of_others(place):
     assert reply.status == "ok" and "bank.features" not in update
     assert reply.payload["bank"] == {"sent": 0.0, "received": 5.0}
     assert torch.equal(site.executor.strategy.learner.bank.rows, rows)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_the_simulator_ends_at_the_same_bits(federation, home, tmp_path):
-    """Each task of each hospital in a process of its own."""
-    server = {"unseen": [UNSEEN], "evaluate_every": 2}
-    recipe = MethodRecipe("fedmrg", preset="tiny", num_rounds=2, time_steps=T, server=server, **SETTINGS)
-    recipe.export(str(tmp_path))
-    process, results = run_simulator(tmp_path / "fedmrg", tmp_path / "ws", "-n", "3", "-t", "3", home=home)
-    assert process.returncode == 0, process.stdout[-4000:]
-    assert same_bits(CheckpointFolder(results / "checkpoint").last()[0], last(federation.controller))
-    events = read_events(results, (*SHARED, *EVENTS))
-    for kind in (Outside, Bank, Evaluation):
-        assert of_kind(events, kind)[-1] == of_kind(federation.events, kind)[-1]
 
 
 def test_a_member_drafts_with_both_adapters_and_a_stranger_with_the_generic_one(federation):

@@ -9,20 +9,15 @@ import torch
 from adapted_models import (
     BATCH,
     CASES,
-    GPT2_TARGETS,
-    PAD,
     One,
     adapted,
     gpt2_case,
-    gpt2_model,
     normal,
     one_layer,
     patients,
     shake,
     written_out_weights,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import nn
 from torch.func import functional_call
 
@@ -135,52 +130,6 @@ def test_a_patient_whose_adapter_does_not_act_has_the_shared_part_alone():
     torch.testing.assert_close(mixed[[0, 2]], personal[[0, 2]], rtol=1e-12, atol=1e-12)
     none = torch.autograd.grad(rows(torch.zeros(BATCH)).sum(), list(patient.parameters()))
     assert not any(gradient.any() for gradient in none)
-
-
-def test_beam_search_of_a_batch_equals_one_at_a_time_and_makes_factors_once():
-    peft_model, patient = adapted(gpt2_model().double().eval(), GPT2_TARGETS)
-    shake(peft_model, 0.3)
-    shake(patient, 0.3)
-    calls = []
-    patient.hypernetworks.register_forward_hook(lambda module, *_: calls.append(module))
-    memory, (q, steps) = normal(BATCH, 5, 16), patients()
-
-    def write(chosen, q=q):
-        start = torch.zeros(len(chosen), 1, dtype=torch.long)
-        with torch.no_grad(), patient.adapt(q[chosen], steps[chosen]):
-            inputs = {"attention_mask": torch.ones_like(start), "encoder_hidden_states": memory[chosen]}
-            search = {"num_beams": 3, "max_length": 12, "do_sample": False}
-            rows = peft_model.get_base_model().generate(input_ids=start, **inputs, **search)
-        return [[token for token in row if token != PAD] for row in rows.tolist()]
-
-    together = write([0, 1, 2])
-    assert len(calls) == 1
-    assert together == [write([p])[0] for p in range(BATCH)]
-    assert len({tuple(row) for row in together}) == BATCH
-    assert together != write([0, 1, 2], q[[1, 2, 0]])
-
-
-@settings(max_examples=30, deadline=None)
-@given(
-    samples=st.integers(1, 4),
-    group=st.integers(1, 3),
-    middle=st.lists(st.integers(1, 3), max_size=2),
-    sizes=st.tuples(st.integers(1, 7), st.integers(1, 7)),
-    rank=st.integers(1, 3),
-)
-def test_rows_of_any_shape_belong_to_samples_in_adjacent_groups(samples, group, middle, sizes, rank):
-    peft_model, patient = one_layer(*sizes, rank=rank)
-    x = normal(samples * group, *middle, sizes[0], seed=9)
-    q, steps = patients(samples)
-    with torch.no_grad(), patient.adapt(q, steps):
-        y = peft_model(x)
-    base = peft_model.get_base_model().layer.base_layer
-    for row in range(samples * group):
-        p = row // group
-        weights = written_out_weights(nn.ModuleDict({"layer": base}), peft_model, patient, q[p], steps[p])
-        torch.testing.assert_close(
-            y[row], nn.functional.linear(x[row], weights["layer.weight"], base.bias), rtol=1e-10, atol=1e-10
-        )
 
 
 def test_rows_that_do_not_divide_into_samples_are_refused_by_layer_name():
