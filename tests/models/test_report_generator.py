@@ -5,7 +5,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from batches import greedy, noise, padded, rows, whole
+from batches import greedy, noise, rows, whole
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tiny_models import write_llama
@@ -55,12 +55,6 @@ def test_loss_of_each_report_is_the_mean_over_its_tokens(model):
         logits = model.decoder(input_ids=ids, encoder_hidden_states=memory).logits[0]
         chosen = logits.log_softmax(-1)[torch.arange(ids.shape[1] - 1), ids[0, 1:]]
         torch.testing.assert_close(loss[i], -chosen.mean(), rtol=1e-4, atol=1e-5)
-
-
-def test_padded_slices_change_nothing(model):
-    batch, longer = noise(3), padded(noise(3), 3)
-    torch.testing.assert_close(losses(model, longer), losses(model, batch), rtol=1e-5, atol=1e-5)
-    assert torch.equal(model.generate(longer), model.generate(batch))
 
 
 def test_the_encoder_stays_in_eval_mode_and_its_statistics_stay_put(model):

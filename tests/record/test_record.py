@@ -59,9 +59,3 @@ def test_a_further_round_becomes_the_best_or_changes_nothing(losses, seed):
         assert best_round(validations[:r]) in (best_round(validations[: r - 1]), r)
     shuffled = random.Random(seed).sample(validations, len(validations))
     assert best_round(shuffled) == best_round(validations)
-
-
-@given(st.lists(st.tuples(st.floats(0.01, 10), st.floats(0.01, 10)), min_size=1, max_size=8))
-def test_with_the_same_sites_it_is_the_round_of_the_lowest_mean(losses):
-    means = [(a * 10 + b * 10) / 20 for a, b in losses]
-    assert best_round(rounds(*({"a": a, "b": b} for a, b in losses))) == 1 + means.index(min(means))

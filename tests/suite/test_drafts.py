@@ -23,7 +23,6 @@ from fedtar_flare.suite import page
 from fedtar_flare.suite.file import Suite
 from fedtar_flare.suite.plan import experiments
 from fedtar_flare.suite.results import SUMS, by_arm, compare_scores, difference, read_results
-from fedtar_flare.suite.run import run_suite
 from fedtar_flare.suite.tables import verdict, winner
 from fedtar_flare.suite.task_page import Run, differences, values
 
@@ -269,17 +268,3 @@ def test_equal_arms_differ_by_nothing_and_a_better_one_by_more(tmp_path):
     assert own.low < own.value < own.high
     epochs, seconds = zip(*(reached for run in arms["fedkei"] for reached in run.reached(arms["rand"][0])), strict=True)
     assert set(epochs) <= {0, 1, 2} and set(seconds) <= {1.0, 2.0, 3.0}
-
-
-@pytest.mark.slow
-def test_a_suite_is_run_to_its_page(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
-    planned = experiments(Suite(**{**TASKS, "seeds": [0]}))
-    assert run_suite(tmp_path, planned, say=lambda line: None) == []
-    rand, ours = (Run(one) for one in read_results(tmp_path, planned))
-    assert rand.images == ours.images
-    first = [cell for cell in rand.cells if cell[0] == 1]
-    assert first and all(rand.curves()[cell] == ours.curves()[cell] for cell in first), "no pool, no difference"
-    assert ours.tasks[2, "site-1"]["start_seconds"] > rand.tasks[2, "site-1"]["start_seconds"]
-    assert not [folder for folder in (tmp_path / "home").glob("state/*/*") if folder.parent.name != "sites"]
-    assert page.write_page(tmp_path, Suite(**{**TASKS, "seeds": [0]}), planned)
