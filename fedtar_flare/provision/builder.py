@@ -12,7 +12,7 @@ from nvflare.lighter.spec import Builder
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.files import read_json, write_json
-from fedtar_flare.provision.kit import complete, prepare_start, site_policy
+from fedtar_flare.provision.kit import complete, log_lines, prepare_start, site_policy
 from fedtar_flare.registry import contract_of, default_names
 from fedtar_flare.site.policy import PRIVACY, rights
 
@@ -105,6 +105,8 @@ class KitBuilder(Builder):
                 sites=[client.name for client in project.get_clients()],
             )
             write_json(resources, content)
+            logs = local / ProvFileName.LOG_CONFIG_DEFAULT
+            write_json(logs, log_lines(read_json(logs)))
             write_json(local / ProvFileName.AUTHORIZATION_JSON_DEFAULT, rights(self.lead_byoc))
             prepare_start(Path(ctx.get_kit_dir(participant)), server=is_server)
             if not is_server:

@@ -16,6 +16,7 @@ from nvflare.tool.deploy.deploy_common import LAUNCHER_IDS, PROCESS_CLIENT_LAUNC
 
 from fedtar_flare.core.errors import ConfigError, FedTARError
 from fedtar_flare.core.files import PRIVATE, read_json, write_bytes, write_json
+from fedtar_flare.core.log_fields import POSITION, Position
 from fedtar_flare.registry import contract_of, default_names
 from fedtar_flare.site.context import is_server
 from fedtar_flare.site.policy import (
@@ -38,7 +39,7 @@ JOBS = "fedtar_flare.provision.storage.KitJobManager"
 LOGINS = "fedtar_flare.provision.logins.LoginAlarm"
 FLARE_S_RELAY, RELAY = "nvflare.private.fed.app.relay.relay", "fedtar_flare.provision.relay"
 """Modules that start a relay."""
-SCOPE = "hospital"
+SCOPE, LOGS = "hospital", "log_config.json"
 START, QUIET_START = "start_python 2>&1 &", "([[ ! -t 1 ]] || exec > /dev/null; start_python) 2>&1 &"
 """How FLARE's script starts its process, and how it does without printing its log, which log.txt has, on a terminal."""
 OUTCOME_SECONDS = 60  # how long the server waits for a site's last word after a job's end; see ``prepare_start``
@@ -110,6 +111,19 @@ def site_policy(
     return {"scopes": [scope], "default_scope": SCOPE, "components": [audit]}
 
 
+def log_lines(config: Mapping[str, Any]) -> dict[str, Any]:
+    """FLARE's log configuration, with run, round, step and task in each line of ``log.json``; others stay as is."""
+    result = deepcopy(dict(config))
+    formatter = result.get("formatters", {}).get("jsonFormatter", {})
+    handler = result.get("handlers", {}).get("jsonFileHandler", {})
+    if "%(message)s" in (form := formatter.get("fmt", "")) and handler and "%(run)s" not in form:
+        fields = "".join(f"%({name})s - " for name in POSITION)
+        formatter["fmt"] = form.replace("%(message)s", f"{fields}%(message)s")
+        result.setdefault("filters", {})["position"] = {"()": f"{Position.__module__}.{Position.__qualname__}"}
+        handler["filters"] = [*handler.get("filters", ()), "position"]
+    return result
+
+
 def prepare_start(startup: Path, *, server: bool = False) -> list[Path]:
     """Change a kit's start script, where it has one, to what this plugin needs; returns the files that were written.
 
@@ -148,6 +162,7 @@ def complete_kit(kit: Path, methods: Sequence[str] | None = None, **settings: An
         contract_of(name)
     resources = complete(local_file(kit, RESOURCES), server=server, **settings)
     written = [write_json(local / RESOURCES, resources, PRIVATE)]
+    written.append(write_json(local / LOGS, log_lines(local_file(kit, LOGS)), PRIVATE))
     if too_wide(before := local_file(kit, AUTHORIZATION)):
         if (local / AUTHORIZATION).is_file():
             written.append(write_json(local / f"{AUTHORIZATION}.before", before, PRIVATE))

@@ -20,6 +20,7 @@ import torch
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
 from fedtar_flare.core.errors import ExchangeError, FedTARError
+from fedtar_flare.core.log_fields import POSITION
 from fedtar_flare.protocol.contract import TRAIN
 from fedtar_flare.protocol.exchange import Tensors, register_tensors
 from fedtar_flare.protocol.messages import ABSTAIN, ERROR, Reply, TaskHeader, check_reply
@@ -158,6 +159,7 @@ class Exchange:
                 targets.append(site)
         with self._lock:
             self._answers, self._open_task = answers, (task, header, start, targets)
+        POSITION.update(run=header.run_id, round=header.round, step=header.step, task=task)
 
         # 2. Send it to these, and take their answers until all have come or the time is up.
         weights = weights or {} if self.run.contract.task(task).down else {}

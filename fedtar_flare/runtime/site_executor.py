@@ -18,6 +18,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare import registry
 from fedtar_flare.core.errors import DISK_FULL, DISK_FULL_ERRNOS, ConfigError, ExchangeError, FedTARError
+from fedtar_flare.core.log_fields import POSITION
 from fedtar_flare.learning.ranks import ALONE, Ranks
 from fedtar_flare.protocol.contract import HANDSHAKE, Contract
 from fedtar_flare.protocol.exchange import Tensors, check_inbound, register_tensors
@@ -91,6 +92,7 @@ class SiteExecutor(Executor):
             # 1. Who asks, for what: nothing of the site is read yet.
             model = FLModelUtils.from_shareable(shareable)
             header = TaskHeader.from_meta(model.meta)
+            POSITION.update(run=header.run_id, round=header.round, step=header.step, task=task_name)
             fl_ctx.set_prop(audit.HEADER_PROP, header, private=True, sticky=False)
             if reason := fl_ctx.get_prop(NOT_ALLOWED_PROP):
                 raise ExchangeError(reason)
