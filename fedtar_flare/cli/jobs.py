@@ -66,12 +66,6 @@ def add_commands(commands: Commands) -> None:
     )
     command.add_argument("--alone", type=Path, metavar="RUN", help=what)
 
-    command = add_command(commands, health, "whether a site or the server is ready, or alive: for probes")
-    command.add_argument("--kit", type=Path, default=Path(), help="its startup kit (default: this folder)")
-    command.add_argument("--live", action="store_true", help="alive is enough")
-    within = "a site is ready if the server answered within so many (default 14)"
-    command.add_argument("--within", type=float, default=14.0, metavar="SECONDS", help=within)
-
     command = add_command(commands, status, "round, step, losses and sites of the jobs of a real federation")
     command.add_argument("job_id", nargs="?", help="one job; without it the newest ones")
     command.add_argument("--kit", type=Path, required=True, help="folder of the admin user's kit")
@@ -216,19 +210,6 @@ def compare(arguments: argparse.Namespace) -> int:
     for line in failed:
         print(f"failed: {line}")
     return 1 if failed or page is None else 0
-
-
-def health(arguments: argparse.Namespace) -> int:
-    """Say whether the site or server of a kit is ready; exit code 1 if it is not. A site is ready while the server has
-    answered a heartbeat, which leaves every 10 s, lately enough (--within), and alive while its process goes on sending
-    them, also to a server that is away. A server is either while it takes a TLS connection at its port. Ask on the
-    machine on which it runs.
-    """
-    from fedtar_flare.provision.health import kit_health
-
-    healthy, text = kit_health(**given(arguments, "kit", "live", "within"))
-    show(arguments, {"healthy": healthy, "reason": text}, text)
-    return int(not healthy)
 
 
 def status(arguments: argparse.Namespace) -> None:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from fedtar_flare.cli import data, jobs, reference, reports, site
+from fedtar_flare.cli import data, jobs, kits, reference, reports, site
 from fedtar_flare.cli.commands import Parser
 from fedtar_flare.core.errors import ConfigError, FedTARError
 from fedtar_flare.core.text import plain
@@ -16,7 +16,7 @@ GROUPS = {
     "run a federation on this machine": ("simulate", "compare", "evaluate", "methods", "settings", "export", "report"),
     "use and prepare models": ("generate", "serve", "score", "read", "labeler", "warmstart", "push"),
     "a site's data": ("init", "data"),
-    "a site in a federation": ("doctor", "site", "audit", "health"),
+    "a site in a federation": ("doctor", "site", "audit", "health", "renew"),
     "admin of a federation": ("status", "watch", "resume", "continue", "forget", "release"),
 }
 """Commands as the help shows them."""
@@ -44,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"fedtar_flare {__version__}")
     shown: dict[str, Any] = {"metavar": "COMMAND", "help": argparse.SUPPRESS}
     commands = top.add_subparsers(dest="command", prog="fedtar", required=True, **shown)
-    for part in (jobs, reference, reports, data, site):
+    for part in (jobs, reference, reports, data, site, kits):
         part.add_commands(commands)
     listed = {action.dest: action for action in commands._choices_actions}
     for title, names in GROUPS.items():

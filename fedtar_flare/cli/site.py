@@ -1,9 +1,8 @@
-"""``fedtar site``, ``audit`` and ``doctor``: what a hospital's staff does with jobs and with its own state."""
+"""``fedtar site`` and ``audit``: what a hospital's staff does with jobs and with its own state."""
 
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +45,6 @@ DECISIONS = {  # summary, description, and what is printed
         "taking part",
     ),
 }
-COLOURS = {"OK": "\033[32m", "WARN": "\033[33m", "FAIL": "\033[31m"}
 HEAD = ("time", "site", "method", "task", "round", "step", "outcome", "tensors", "bytes", "norm", "header")
 
 
@@ -108,13 +106,6 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--messages", action="store_true", help="list every message that left, before the totals")
     command.add_argument("--tensors", action="store_true", help="list every message with each of its tensors")
     command.add_argument("--verify", action="store_true", help="follow each file's chain: has a line been changed?")
-
-    text = "check everything that a site needs: packages, disk, data, policy, certificates, the way to the server"
-    command = add_command(commands, doctor, text)
-    command.add_argument("--kit", type=Path, help="the site's startup kit; without it, the environment alone")
-    command.add_argument("--site-file", type=Path, help="another site file than the kit's local/fedtar.yaml")
-    command.add_argument("--time-steps", type=int, default=3, help="time steps of the job (default 3)")
-    command.add_argument("--prometheus", type=Path, metavar="FILE", help="also write each status for Prometheus")
 
 
 def decide(arguments: argparse.Namespace) -> None:
@@ -372,26 +363,3 @@ def _audit_row(entry: dict[str, Any]) -> tuple[str, ...]:
         "header": ", ".join(header),
     }
     return tuple(plain(cells.get(name, "")) for name in HEAD)
-
-
-def doctor(arguments: argparse.Namespace) -> int:
-    """Check a site: one line each, OK, WARN or FAIL, with the cure.
-
-    Nothing is changed and no data is sent. Exit code 1 when anything fails.
-    """
-    from fedtar_flare.core.files import write_text
-    from fedtar_flare.site.context import kit_of
-    from fedtar_flare.site.doctor import diagnose, metrics
-
-    findings = diagnose(arguments.kit, arguments.site_file, arguments.time_steps)
-    if arguments.prometheus:
-        write_text(arguments.prometheus, metrics(findings, kit_of(arguments.kit) if arguments.kit else None))
-    lines, statuses = [], [finding.status for finding in findings]
-    for finding in findings:
-        mark = f"{COLOURS[finding.status]}{finding.status:4}\033[0m" if sys.stdout.isatty() else f"{finding.status:4}"
-        lines.append(f"{mark}  {finding.check}: {finding.text}")
-        lines += [f"      -> {finding.cure}"] if finding.cure else []
-    failed, doubtful = statuses.count("FAIL"), statuses.count("WARN")
-    lines.append(f"{failed} failed, {doubtful} to look at, of {len(findings)} checks")
-    show(arguments, [vars(finding) for finding in findings], *lines)
-    return int(failed > 0)

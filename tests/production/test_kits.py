@@ -10,15 +10,18 @@ from pathlib import Path
 
 import pytest
 import yaml
+from command import failing, passing
 from kits import make_kit, make_kits
 from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 
 from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.files import hashes
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.provision import kit as kits
 from fedtar_flare.provision.builder import KitBuilder
 from fedtar_flare.provision.storage import KitJobManager, KitStorage
 from fedtar_flare.registry import default_names
+from fedtar_flare.site.context import state_of
 from fedtar_flare.site.policy import GUARD, SERVER_CLASSES, SITE_CLASSES, allowed_methods, rights, too_wide
 
 pytestmark = pytest.mark.production
@@ -110,6 +113,31 @@ def check_site_policy(kit, resources, extra):
         assert guard["path"] == GUARD and guard["args"] == {"methods": list(default_names()), **extra}
 
 
+LOGGED = """
+import json, logging, sys
+from nvflare.fuel.utils.log_utils import apply_log_config
+from fedtar_flare.core.log_fields import POSITION
+apply_log_config(json.load(open(sys.argv[1])), sys.argv[2])
+logging.getLogger("a.b").warning("first")
+POSITION.update(run="r1", round=2, step=1, task="train")
+logging.getLogger("a.b").info("[identity=h, task_name=train]: second")
+"""
+
+
+def test_lines_of_log_json_say_run_round_step_and_task(provisioned, tmp_path):
+    for kit in ("hospital-a", "localhost"):
+        config = provisioned["project-localhost.yml"] / kit / "local" / "log_config.json.default"
+        assert kits.log_lines(json.loads(config.read_text())) == json.loads(config.read_text())
+        (folder := tmp_path / kit).mkdir()
+        subprocess.run([sys.executable, "-c", LOGGED, str(config), str(folder)], check=True, timeout=120)
+        first, second = map(json.loads, (folder / "log.json").read_text().splitlines())
+        assert [first[name] for name in ("message", "run", "round", "step", "task")] == ["first", *[None] * 4]
+        assert [second[name] for name in ("run", "round", "step", "task")] == ["r1", 2, 1, "train"]
+        assert (second["message"], second["fl_ctx"]) == ("second", "[identity=h, task_name=train]")
+        assert (folder / "log.txt").read_text().endswith(" - b - INFO - [identity=h, task_name=train] - second\n")
+    assert kits.log_lines(own := {"handlers": {"mine": {}}}) == own
+
+
 def test_a_certificate_is_renewed_as_the_security_page_says_and_no_other_changes(provisioned, tmp_path, repository):
     before = provisioned["project-localhost.yml"]
     shutil.copytree(before.parent, tmp_path / before.parent.name)
@@ -125,6 +153,10 @@ def test_a_certificate_is_renewed_as_the_security_page_says_and_no_other_changes
             assert (old != new) == renewed
     roots = [(place / "hospital-a" / "startup" / "rootCA.pem").read_bytes() for place in (before, after)]
     assert roots[0] == roots[1]
+    kit = tmp_path / before.parent.name / "prod_00" / "hospital-a"
+    assert "CN=hospital-b" in failing("renew", after / "hospital-b", "--kit", kit)
+    assert "valid until" in passing("renew", after / "hospital-a", "--kit", kit)
+    assert hashes(kit / "startup") == hashes(after / "hospital-a" / "startup")
 
 
 def test_a_hospital_that_keeps_its_own_key_gets_the_same_kit(provisioned, tmp_path, repository):
@@ -152,6 +184,33 @@ def test_a_hospital_that_keeps_its_own_key_gets_the_same_kit(provisioned, tmp_pa
     for name in ("resources.json.default", "authorization.json.default", "privacy.json"):
         assert (kit / "local" / name).read_text() == (ours / name).read_text()
 
+    # Its renewal, for a year, with a new key that stays there too.
+    (state_of(kit)).mkdir()
+    (state_of(kit) / "fedtar.key").write_text("the site's own")
+    before = {path: path.read_bytes() for path in kit.parent.rglob("*") if path.is_file()}
+    nvflare(hospital, "cert", "request", "-p", files / "hospital.yml", "--force")
+    lasts = ("--valid-days", 2000)  # the first lasts three years
+    nvflare(
+        hub,
+        "cert",
+        "approve",
+        request,
+        "-c",
+        "ca",
+        "--profile",
+        files / "profile.yml",
+        "--out",
+        signed,
+        "--force",
+        *lasts,
+    )
+    key = hospital / "hospital-6" / "hospital-6.key"
+    assert "valid until" in passing("renew", signed, "--key", key, "--kit", kit)
+    after = {path: path.read_bytes() for path in kit.parent.rglob("*") if path.is_file()}
+    changed = {path.name for path in after if before.get(path) != after[path]}
+    assert changed == {"client.crt", "client.key"} and len(after) == len(before)
+    assert (kit / "startup" / "client.key").read_bytes() == key.read_bytes()
+
 
 def test_flare_s_own_kit_is_completed_by_the_command(provisioned, tmp_path, repository):
     """A hospital whose kit was made without the builder gets the same policy."""
@@ -164,7 +223,7 @@ def test_flare_s_own_kit_is_completed_by_the_command(provisioned, tmp_path, repo
         done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
         ours = provisioned["project-localhost.yml"] / name / "local"
-        pairs = [(f"{what}.json", f"{what}.json.default") for what in ("resources", "authorization")]
+        pairs = [(f"{what}.json", f"{what}.json.default") for what in ("resources", "authorization", "log_config")]
         pairs += [("privacy.json", "privacy.json")] * (name != "localhost")
         assert {str(place / name / "local" / written) for written, _ in pairs} <= set(done.stdout.split())
         if name == "localhost":
@@ -207,6 +266,7 @@ def test_a_method_is_listed_by_a_name_that_is_given_and_by_nothing_else(tmp_path
     kit = make_kit(tmp_path / "kit")
     (kit / "local" / "resources.json.default").write_text(json.dumps(RESOURCES))
     (kit / "local" / "authorization.json.default").write_text(json.dumps(rights()))
+    (kit / "local" / "log_config.json.default").write_text("{}")
     (kit / "startup" / "sub_start.sh").write_text("#!/bin/sh\n")
     policy = kit / "local" / "privacy.json"
     if listed is not None:

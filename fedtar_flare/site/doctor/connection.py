@@ -1,6 +1,5 @@
 """The doctor's look at certificates and at the way to the server."""
 
-import json
 import socket
 import ssl
 from datetime import UTC, datetime, timedelta
@@ -8,17 +7,18 @@ from pathlib import Path
 
 from cryptography import x509
 
+from fedtar_flare.core.files import read_json
 from fedtar_flare.site.context import CLOCK_SECONDS, clock_ahead
 from fedtar_flare.site.doctor.finding import FAIL, OK, WARN, Finding
 
 SOON = timedelta(days=30)
-CERTIFICATES = ("client.crt", "rootCA.pem")
+ROOT = "rootCA.pem"
 RENEW = "ask the project's administrator for a new kit"
 
 
 def certificates(kit: Path, now: datetime | None = None) -> list[Finding]:
-    """How long the site's certificate and the project's root are valid, and role can read the private key."""
-    findings = [_certificate(kit / "startup" / name, now or datetime.now(UTC)) for name in CERTIFICATES]
+    """How long the site's certificate and the project's root are valid, and who can read the private key."""
+    findings = [_certificate(kit / "startup" / name, now or datetime.now(UTC)) for name in ("client.crt", ROOT)]
     key = kit / "startup" / "client.key"
     if key.is_file() and key.stat().st_mode & 0o077:
         findings.append(Finding(WARN, "certificates", f"{key} can be read by others", f"chmod 600 {key}"))
@@ -35,10 +35,11 @@ def _certificate(file: Path, now: datetime) -> Finding:
     if now < start:
         text = f"{file.name} is valid only from {start:%Y-%m-%d}"
         return Finding(FAIL, "certificates", text, "check this machine's clock", ends)
+    cure = RENEW if file.name == ROOT else f"{RENEW}; 'fedtar renew' puts its certificate into this one"
     if now > end:
-        return Finding(FAIL, "certificates", f"{file.name} expired on {end:%Y-%m-%d}", RENEW, ends)
+        return Finding(FAIL, "certificates", f"{file.name} expired on {end:%Y-%m-%d}", cure, ends)
     text, soon = f"{file.name} is valid until {end:%Y-%m-%d}", end - now < SOON
-    return Finding(WARN if soon else OK, "certificates", text, RENEW if soon else "", ends)
+    return Finding(WARN if soon else OK, "certificates", text, cure if soon else "", ends)
 
 
 def clock(kit: Path) -> list[Finding]:
@@ -57,7 +58,7 @@ def server(kit: Path, seconds: float = 10.0) -> Finding:
     role = "server" if (startup / "fed_server.json").is_file() else "client"
     file = startup / f"fed_{role}.json"
     try:
-        target = json.loads(file.read_text(encoding="utf-8"))["servers"][0]
+        target = read_json(file)["servers"][0]
         host, _, port = target["service"]["target"].rpartition(":")
         address = "127.0.0.1" if role == "server" else host, int(port)
         identity = target.get("identity") or host
