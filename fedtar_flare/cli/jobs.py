@@ -215,12 +215,12 @@ def compare(arguments: argparse.Namespace) -> int:
 def status(arguments: argparse.Namespace) -> None:
     """Ask the server of a provisioned federation, over mTLS, with the startup kit of an admin user."""
     from fedtar_flare.core.files import write_text
-    from fedtar_flare.provision.status import job_line, list_jobs, metrics
+    from fedtar_flare.provision.status import ending, job_line, list_jobs, metrics
 
-    jobs = list_jobs(**given(arguments, "kit", "limit", "job_id"))
+    jobs, ends = list_jobs(**given(arguments, "kit", "limit", "job_id"))
     if arguments.prometheus:
-        write_text(arguments.prometheus, metrics(jobs))
-    show(arguments, jobs, *(map(job_line, jobs) if jobs else ["no job was submitted yet"]))
+        write_text(arguments.prometheus, metrics(jobs, ends))
+    show(arguments, jobs, *(map(job_line, jobs) if jobs else ["no job was submitted yet"]), *ending(ends))
 
 
 def watch(arguments: argparse.Namespace) -> int:

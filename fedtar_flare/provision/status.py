@@ -14,6 +14,8 @@ from fedtar_flare.record.log import STATS_GROUP
 
 FINISHED = ("FINISHED", "FAILED")  # how the status of an ended job begins
 REASON = "fedtar_reason"  # where a job's meta data at the server has why its run ended as it did
+CERTIFICATES = "fedtar_certificates"  # where the server's status has when participants' certificates end
+SOON_SECONDS = 30 * 86400.0  # before and after its end: one that ended longer ago is of who has left
 CONNECT_SECONDS, WAIT_SECONDS = 20.0, 120.0
 """How long to wait for the server's answer to a login, and for sites before a job is submitted."""
 
@@ -48,14 +50,15 @@ def admin_of(kit: Path) -> str:
     return str(read_json(file).get("admin", {}).get("username", ""))
 
 
-def list_jobs(kit: Path, limit: int = 10, job_id: str | None = None) -> list[dict[str, Any]]:
-    """Ask the server for its newest jobs."""
+def list_jobs(kit: Path, limit: int = 10, job_id: str | None = None) -> tuple[list[dict[str, Any]], dict[str, float]]:
+    """Ask the server for its newest jobs, and when certificates end (:mod:`fedtar_flare.provision.expiry`)."""
     with open_session(kit) as session:
+        ends = dict(session.check_status("server").get(CERTIFICATES) or {})
         newest = None if job_id else session.list_jobs(detailed=True, limit=limit, reverse=True)
         entries = [session.get_job_meta(job_id)] if job_id else newest or []
         listed_whole = ("RUNNING", "FINISHED:COMPLETED")  # of the others the list leaves out the reason
         entries = [e if e.get("status") in listed_whole else session.get_job_meta(e["job_id"]) for e in entries]
-        return [_with_progress(session, entry) for entry in entries]
+        return [_with_progress(session, entry) for entry in entries], ends
 
 
 def wait_for_sites(session: Any, sites: Sequence[str], min_sites: int | None, seconds: float = WAIT_SECONDS) -> None:
@@ -91,9 +94,19 @@ def watch_job(kit: Path, job_id: str, say: Callable[[dict[str, Any]], object], s
             time.sleep(seconds)
 
 
-def metrics(jobs: Sequence[Mapping[str, Any]]) -> str:
-    """Write running jobs for Prometheus' node exporter (``--collector.textfile``)."""
+def ending(ends: Mapping[str, float]) -> list[str]:
+    """Name whose certificate ends soon, or has ended lately, for the terminal."""
+    now, lines = time.time(), []
+    for who, end in ((who, end) for who, end in sorted(ends.items()) if abs(end - now) < SOON_SECONDS):
+        does, day = "ends" if end > now else "ended", time.strftime("%Y-%m-%d", time.gmtime(end))
+        lines.append(plain(f"CERTIFICATE of {who} {does} on {day}: renew it"))
+    return lines
+
+
+def metrics(jobs: Sequence[Mapping[str, Any]], ends: Mapping[str, float]) -> str:
+    """Write running jobs and certificates for Prometheus' node exporter (``--collector.textfile``)."""
     values = {"fedtar_status_time_seconds": time.time()}
+    values |= {f'fedtar_certificate_end_seconds{{site="{who}"}}': end for who, end in ends.items()}
     for job in jobs:
         progress, label = job.get("progress") or {}, f'job="{job["id"]}"'
         values |= {f"fedtar_alarms{{{label}}}": len(progress.get("alarms", ()))} if progress else {}

@@ -24,6 +24,7 @@ from nvflare.private.fed.utils.fed_utils import extract_participants
 
 from fedtar_flare.core.errors import ConfigError, FedTARError
 from fedtar_flare.core.files import read_bytes
+from fedtar_flare.provision.expiry import watch_certificates
 from fedtar_flare.provision.site_requests import unfit_app
 from fedtar_flare.provision.status import REASON
 from fedtar_flare.provision.wire import guard_cells
@@ -59,6 +60,7 @@ class KitJobManager(SimpleJobDefManager):
         guard_cells()
         guard_submissions()
         guard_stats()
+        watch_certificates()
         super().__init__(uri_root=str(_in_kit(folder)), job_store_id=job_store_id)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:

@@ -24,8 +24,11 @@ def test_a_site_pauses_and_joins_while_the_job_runs_and_is_watched(federation, e
     assert code == 0, out + err
     check_seen([json.loads(line) for line in out.splitlines()], identity)
 
-    code, out, err = fedtar("status", *lead, "--limit", "1")
+    gauges = federation.folder / "status.prom"
+    code, out, err = fedtar("status", *lead, "--limit", "1", "--prometheus", gauges)
     assert code == 0, err
+    for who in ("server", *SITES):
+        assert f'fedtar_certificate_end_seconds{{site="{who}"}}' in gauges.read_text()
     (entry,) = json.loads(out)
     assert (entry["id"], entry["name"], entry["status"]) == (identity, "veto", "FINISHED:COMPLETED")
 
@@ -50,6 +53,10 @@ def check_pause(federation, identity, kit):
     assert [event.status for event in of_kind(events, End)] == ["completed"]
     last = of_kind(events, Step)[-1]
     assert sorted([*last.sites, *last.abstained]) == sorted(SITES)
+    for folder in (results.parent, federation.sites["hospital-a"] / identity):
+        lines = [json.loads(line) for line in (folder / "log.json").read_text().splitlines()]
+        placed = {(line["task"], line["round"], line["step"]) for line in lines if line["run"]}
+        assert placed >= {("handshake", 0, 0), ("train", 1, 1), ("train", 4, 2), ("close_round", 4, 2)}
 
     entries = json.loads(passing("audit", "--kit", kit, "--json"))["entries"]
     told = [entry for entry in entries if entry.get("status") == "abstain"]

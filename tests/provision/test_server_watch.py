@@ -2,18 +2,28 @@
 
 import json
 import logging
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import pytest
+import trustme
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
+from nvflare.fuel.f3.cellnet.defs import IdentityChallengeKey, MessageHeaderKey
+from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.sfm.sfm_endpoint import SfmEndpoint
+from nvflare.fuel.hci.conn import Connection
+from nvflare.private.defs import CellMessageHeaderKeys, ClientType
+from nvflare.private.fed.server import training_cmds
+from nvflare.private.fed.server.client_manager import ClientManager
 from nvflare.private.fed.server.server_engine import ServerEngine
+from nvflare.private.fed.server.training_cmds import TrainingCommandModule
 
 from fedtar_flare.provision import logins
 from fedtar_flare.provision.logins import AGAIN_AFTER, TAKEN_OVER, WITHIN, LoginAlarm
-from fedtar_flare.provision.status import job_line
+from fedtar_flare.provision.status import CERTIFICATES, ending, job_line
 from fedtar_flare.provision.storage import KitJobManager
 from fedtar_flare.runtime.alarms import FILE, SHOWN, alarms, raise_alarm
 
@@ -148,3 +158,33 @@ def test_a_line_says_how_far_a_job_is_with_the_newest_loss_and_no_name_steers_th
         for part in ({"task": name}, {"round": name}, {"sites": {name: name}}, {"numbers": {name: [1.0]}}):
             lines = job_line(job | {"progress": progress | part}).split("\n")
             assert len(lines) == 2 and all(map(str.isprintable, lines))
+
+
+def test_admins_are_told_when_certificates_end_as_the_sites_showed_them_at_their_login(manager, tmp_path, monkeypatch):
+    root, now = trustme.CA(), datetime.now(UTC)
+    (tmp_path / "startup").mkdir()
+
+    def certificate(name, days):
+        made = root.issue_cert(name, not_before=now - timedelta(400), not_after=now + timedelta(days))
+        return made.cert_chain_pems[0].bytes()
+
+    login = ClientManager("project")
+    login.disabled_clients.add("hospital-x")
+    context = FLContext()  # of a server without TLS, which verifies nothing: what is noted is looked at here alone
+    for name, days in (("hospital-a", 5), ("hospital-b", 90), ("hospital-b", 200), ("hospital-x", 5), ("gone", -40)):
+        headers = {CellMessageHeaderKeys.CLIENT_NAME: name, MessageHeaderKey.ORIGIN: name}
+        request = Message(headers, Shareable({IdentityChallengeKey.CERT: certificate(name, days)}))
+        assert (login.authenticated_client(request, context, ClientType.REGULAR) is None) is (name == "hospital-x")
+    (tmp_path / "startup" / "server.crt").write_bytes(certificate("hub", -1))
+    engine = SimpleNamespace(get_engine_info=lambda: SimpleNamespace(start_time=0, app_names={}), get_clients=list)
+    monkeypatch.setattr(training_cmds, "_server_status_value", lambda engine: "stopped")
+    monkeypatch.setattr(training_cmds, "ServerEngineInternalSpec", SimpleNamespace)
+    connection = Connection(app_ctx=engine)
+    TrainingCommandModule().check_status(connection, ["check_status", "server"])
+    ends = connection.buffer.meta[CERTIFICATES]
+    assert {name: round((end - now.timestamp()) / 86400) for name, end in ends.items()} == {
+        "server": -1, "hospital-a": 5, "hospital-b": 200, "gone": -40,
+    }  # fmt: skip
+    day = f"{now + timedelta(5):%Y-%m-%d}"
+    said = [f"CERTIFICATE of hospital-a ends on {day}", f"CERTIFICATE of server ended on {now - timedelta(1):%Y-%m-%d}"]
+    assert ending(ends) == [f"{line}: renew it" for line in said]

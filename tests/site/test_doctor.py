@@ -249,8 +249,9 @@ def test_dashboard_and_alerts_know_what_doctor_and_status_write_and_nothing_else
     assert "fedtar_sent_bytes 7\n" in written and "fedtar_clock_ahead_seconds 3.5\n" in written
     progress = {"task": "train", "round": 2, "rounds": 5, "alarms": ["x"], "bytes": {"up": 9}}
     progress |= {"sites": {"a": "working", "b": "absent: disconnected"}, "last_answer": {"a": 1e9}}
-    of_server = job_metrics([{"id": "1f", "progress": progress}, {"id": "2f"}])
+    of_server = job_metrics([{"id": "1f", "progress": progress}, {"id": "2f"}], {"a": 2e9})
     for line in (
+        'fedtar_certificate_end_seconds{site="a"} 2000000000',
         'fedtar_job_round{job="1f"} 2',
         'fedtar_site_absent{job="1f",site="a"} 0',
         'fedtar_site_absent{job="1f",site="b"} 1',
