@@ -30,7 +30,6 @@ def look(kit: Path) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Delete what has had its time; nothing after two days without a look: clocks may jump."""
     from fedtar_flare.site.context import Site
-    from fedtar_flare.site.purge import plan
 
     (kit,) = sys.argv[1:] if argv is None else argv
     try:
@@ -41,6 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not 0 <= since <= 2 * EVERY:
             print("nothing deleted today: the clock was changed, or nobody has looked for two days")
             return 0
+        from fedtar_flare.site.purge import plan  # with PyTorch, which the first look is spared
+
         due = plan(site, retention=True)
         due.carry_out()
     except (FedTARError, OSError) as error:

@@ -108,7 +108,7 @@ def metrics(jobs: Sequence[Mapping[str, Any]], ends: Mapping[str, float]) -> str
     values = {"fedtar_status_time_seconds": time.time()}
     values |= {f'fedtar_certificate_end_seconds{{site="{who}"}}': end for who, end in ends.items()}
     for job in jobs:
-        progress, label = job.get("progress") or {}, f'job="{job["id"]}"'
+        progress, label = job.get("progress") or {}, f'job_id="{job["id"]}"'  # `job` is the scraper's own
         values |= {f"fedtar_alarms{{{label}}}": len(progress.get("alarms", ()))} if progress else {}
         for name in ("round", "rounds") if progress.get("task") else ():
             values[f"fedtar_job_{name}{{{label}}}"] = progress[name]

@@ -111,6 +111,8 @@ class Exchange:
         self.run = run
         self.silent: set[str] = set()
         """Sites that missed a time limit and have answered nothing since."""
+        self.left_out: dict[str, str] = {}
+        """Sites that no task goes to, with the reason, for the status."""
         self._lock = threading.RLock()  # FLARE hands over answers in threads of its own
         self._answers = Answers(closed=True)
         self._open_task: tuple[str, TaskHeader, float, list[str]] | None = None
@@ -332,7 +334,7 @@ class Exchange:
             if self._open_task is None:
                 return {"task": "", "sites": {}}
             (task, header, since, sites), answers = self._open_task, self._answers
-            status = dict.fromkeys(sites, "working")
+            status = {site: f"absent: {why}" for site, why in self.left_out.items()} | dict.fromkeys(sites, "working")
             status |= dict.fromkeys(answers.replies, "answered") | dict.fromkeys(answers.abstained, "abstained")
             status |= {site: f"absent: {why}" for site, why in answers.absent.items()}
             status |= {site: f"refused: {why}" for site, why in answers.refused.items()}

@@ -87,6 +87,7 @@ class Membership:
             job = self.run.fl_ctx.get_job_id()
             text = f"job {job} began without {', '.join(absent)}: not connected at its start, so not in it to its end"
             self.run.results.alarm(f"{text} (once they are: abort it and resume it)")
+            self.run.exchange.left_out |= dict.fromkeys(absent, "not connected when the job began")
 
     def admit_late_sites(self, weights: Tensors, r: int) -> None:
         """Let sites that missed the handshake, or connected since, join at the start of round r."""
@@ -181,6 +182,8 @@ class Membership:
             self.lora_ranks[site] = int(reply.numbers.get("rank", 0))
         self.turned_away |= set(answers.refused)
         self.sites = sorted({*self.sites, *answers.replies})
+        left_out = self.run.exchange.left_out | answers.missing
+        self.run.exchange.left_out = {site: why for site, why in left_out.items() if site not in self.sites}
         self.members = [site for site in self.sites if site not in self.run.config.unseen]
         self.visits = plausible_counts(self._announced)
         for site, reply in answers.replies.items():

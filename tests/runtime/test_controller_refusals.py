@@ -140,8 +140,9 @@ def test_a_site_that_differs_is_left_out_when_enough_others_agree_and_else_stops
 
 def test_a_site_that_could_not_read_the_task_is_absent_with_its_own_reason(tmp_path):
     unread = {"site-c": lambda task, order, weights: (Reply(ERROR, -1, -1, "the server's fedtar_flare is 99.0"), None)}
-    events = run(federation(tmp_path, sites(**unread), num_rounds=1))
+    events = run(controller := federation(tmp_path, sites(**unread), num_rounds=1))
     assert events["start"][0].absent == {"site-c": "the server's fedtar_flare is 99.0"}
+    assert controller.exchange.progress()["sites"]["site-c"] == "absent: the server's fedtar_flare is 99.0"
 
 
 def test_the_start_comes_from_the_first_site_or_the_next_that_can_or_a_checkpoint(tmp_path):

@@ -235,9 +235,12 @@ def test_certificates_are_watched(kit, project):
     assert certificates(kit)[0].status == FAIL
 
 
+METRIC = re.compile(r"\bfedtar_[a-z_]+")
+
+
 def shown(repository, file):
     """Metrics of the dashboard, or of the alert rules."""
-    return set(re.findall(r"\bfedtar_[a-z_]+", (repository / "provisioning" / file).read_text()))
+    return {*METRIC.findall((repository / "provisioning" / file).read_text())}
 
 
 def test_dashboard_and_alerts_know_what_doctor_and_status_write_and_nothing_else(kit, repository):
@@ -252,17 +255,26 @@ def test_dashboard_and_alerts_know_what_doctor_and_status_write_and_nothing_else
     of_server = job_metrics([{"id": "1f", "progress": progress}, {"id": "2f"}], {"a": 2e9})
     for line in (
         'fedtar_certificate_end_seconds{site="a"} 2000000000',
-        'fedtar_job_round{job="1f"} 2',
-        'fedtar_site_absent{job="1f",site="a"} 0',
-        'fedtar_site_absent{job="1f",site="b"} 1',
-        'fedtar_site_answer_seconds{job="1f",site="a"} 1000000000',
-        'fedtar_alarms{job="1f"} 1',
+        'fedtar_job_round{job_id="1f"} 2',
+        'fedtar_site_absent{job_id="1f",site="a"} 0',
+        'fedtar_site_absent{job_id="1f",site="b"} 1',
+        'fedtar_site_answer_seconds{job_id="1f",site="a"} 1000000000',
+        'fedtar_alarms{job_id="1f"} 1',
     ):
         assert line in of_server.splitlines()
-    names = {line.split(" ")[2] for line in (written + of_server).splitlines() if line.startswith("# TYPE")}
-    assert names == shown(repository, "grafana.json") >= shown(repository, "alerts.yml")
+    labels = {}
+    for line in (written + of_server).splitlines():
+        if not line.startswith("#"):
+            labels.setdefault(line.split("{")[0].split(" ")[0], set()).update(re.findall(r'(\w+)="', line))
+    assert {*labels} == shown(repository, "grafana.json") >= shown(repository, "alerts.yml")
+    assert not set().union(*labels.values()) & {"job", "instance"}, "Prometheus gives these itself"
     rules = yaml.safe_load((repository / "provisioning" / "alerts.yml").read_text())["groups"][0]["rules"]
-    assert all({"alert", "expr", "annotations"} <= set(rule) for rule in rules)
+    said = [(rule["expr"], rule["annotations"]["summary"]) for rule in rules if rule["alert"]]
+    for panel in json.loads((repository / "provisioning" / "grafana.json").read_text())["panels"]:
+        said += [(target["expr"], target["legendFormat"]) for target in panel["targets"]]
+    for expression, text in said:
+        known = set.intersection(*(labels[name] for name in METRIC.findall(expression)))
+        assert {*re.findall(r"{{\$?(?:labels\.)?(\w+)}}", text)} <= known | {"instance"}, text
 
 
 def test_the_way_to_the_server(kit, project):
