@@ -64,8 +64,8 @@ def all_gone(federation, identity):
     wait_for("its processes are gone", lambda: not any(federation.job_process(n, identity) for n in names))
 
 
-def resume(federation, identity):
+def resume(federation, identity, *options):
     """The id of the job that goes on."""
-    code, out, err = fedtar("resume", identity, "--kit", federation.kits / LEAD, "--json")
+    code, out, err = fedtar("resume", identity, "--kit", federation.kits / LEAD, "--json", *options)
     assert code == 0, err
     return json.loads(out)["job_id"]

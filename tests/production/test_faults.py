@@ -2,6 +2,7 @@
 
 import json
 from datetime import datetime, timedelta
+from html import escape
 
 import pytest
 from command import fedtar, fedtar_here, passing
@@ -9,7 +10,7 @@ from federation_process import CLOCK, RELEASE, SITES, recipe, wait_for
 from killing import LEAD, LIMIT, LONG, all_gone, check_same, in_step, last, resume, round_1_is_whole, run_of, steps
 
 from fedtar_flare.core.files import read_tensors
-from fedtar_flare.record.events import Validation
+from fedtar_flare.record.events import Start, Validation
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.runtime.checkpoint import CheckpointFolder
 from fedtar_flare.site.context import state_of
@@ -196,3 +197,30 @@ def test_a_hospital_that_was_not_connected_is_named_from_the_start(federation, j
         federation.start("hospital-b")
     federation.session(LEAD).abort_job(identity)
     federation.finished(identity)
+
+
+def test_a_hospital_of_another_minor_release_is_left_out_with_the_reason_until_it_has_the_others(
+    federation, job, tmp_path
+):
+    federation.kill_site("hospital-b")
+    federation.start("hospital-b", change=RELEASE.format("99.0.0"))
+    try:
+        identity = federation.submit(job("upgraded"))
+        reason = f"the server's fedtar_flare is {__version__}, the site's is 99.0.0; install the same major.minor"
+        asked = ("status", identity, "--kit", federation.kits / LEAD, "--prometheus", tmp_path / "status.prom")
+
+        def named() -> bool:
+            said = fedtar_here(*asked)[1]
+            return "train: round" in said and f"hospital-b absent: {reason}" in said
+
+        wait_for(f"who is left out, and why, is said while others train\n{federation.tail(identity)}", named)
+        assert 'site="hospital-b"} 1' in (tmp_path / "status.prom").read_text()
+        results = federation.completed(identity)
+        assert [[*event.sites] for event in steps(read_events(results))] == [["hospital-a"]] * 4
+        assert escape(reason) in (results / "report.html").read_text()
+    finally:
+        federation.kill_site("hospital-b")
+        federation.start("hospital-b")
+    events = read_events(federation.completed(resume(federation, identity, "-r", 3)))
+    assert of_kind(events, Start)[0].sites == [*SITES]
+    assert [sorted(event.sites) for event in steps(events)] == [[*SITES]] * 2
