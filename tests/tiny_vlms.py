@@ -11,7 +11,6 @@ from batches import noise, rows
 
 from fedtar_flare.imaging.batch import ImageBatch, PriorBatch
 from fedtar_flare.models.config import ModelConfig, preset
-from fedtar_flare.models.tokenizer import ReportTokenizer
 from fedtar_flare.models.vlm import TINY
 
 WIDTH, SIZE = 32, 28  # of hidden states; of images, which give four tokens each
@@ -28,13 +27,14 @@ def template(turn: str, image: str, end: str, assistant: str = "assistant") -> s
 
 def tokenizer_of(special: dict[str, str], marks: list[str], words: list[str] | None = None, **named: Any) -> Any:
     """``marks`` are special, but only those of ``special`` and ``named`` are registered as such; ``words`` are not."""
-    from tokenizers import Tokenizer
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import AddedToken, PreTrainedTokenizerFast
 
-    described = ReportTokenizer.train(["There is no pleural effusion."] * 2, 300, 99)._tokenizer.to_str()
-    for name, mark in zip(("<bos>", "<eos>", "<pad>"), special.values(), strict=False):
-        described = described.replace(name, mark)
-    text = Tokenizer.from_str(described)
+    text = Tokenizer(models.BPE())
+    text.pre_tokenizer, text.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    firsts, letters = [*special.values()][:3], sorted(pre_tokenizers.ByteLevel.alphabet())
+    kept = {"special_tokens": firsts, "initial_alphabet": letters, "min_frequency": 2, "show_progress": False}
+    text.train_from_iterator(["There is no pleural effusion."] * 2, trainers.BpeTrainer(vocab_size=300, **kept))
     text.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in marks])
     text.add_tokens([AddedToken(word, special=False, normalized=False) for word in words or ()])
     return PreTrainedTokenizerFast(tokenizer_object=text, **special, **named)

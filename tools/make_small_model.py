@@ -51,7 +51,6 @@ from fedtar_flare.learning.comparison import (
 )
 from fedtar_flare.learning.diagnosis import COMPARISON, PRESENCE, AttentionHead, diagnosis_losses, head_file
 from fedtar_flare.learning.labels import PRESENT, labeler
-from fedtar_flare.learning.pretraining import TEXT_WEIGHT
 from fedtar_flare.learning.training import batches, parts
 from fedtar_flare.metrics.agreement import finding_f1
 from fedtar_flare.metrics.language import language_scores
@@ -80,6 +79,7 @@ SIGHT_RATES, SIGHT_STEPS = (3e-4, 3e-3), 4000
 ALONE, PROMPTED, ASTRAY, TEXT_BATCH = 6, 5, 5, 8
 """Reports of an update by which the decoder learns: from the image alone, with prompts beside their own image, with
 prompts beside another's, and texts without any."""
+TEXT_WEIGHT = 0.3  # of the loss of texts without image, relative to the others
 WRITER_RATES, WRITER_STEPS = (5e-4, 5e-3), 1500
 """Learning rates of the decoder with its projection, and of the prompts."""
 STYLED = 0.3

@@ -100,20 +100,15 @@ def add_commands(commands: Commands) -> None:
     of_encoder = "config.json and the tokenizer of bert-base-uncased or RadBERT-RoBERTa-4m (default: FILE's folder)"
     command.add_argument("--tokenizer", type=Path, metavar="FOLDER", help=of_encoder)
 
-    command = add_command(commands, warmstart, "pre-train a report generator on studies, or on reports alone")
-    several: dict[str, Any] = {"type": Path, "action": "append", "default": []}
-    command.add_argument("--manifest", **several, help="table of studies (see 'fedtar data check'); may be repeated")
-    command.add_argument("--site-file", **several, help="site file, with the key where it is in a kit; may be repeated")
+    command = add_command(commands, warmstart, "pre-train a report generator on a site's studies")
+    command.add_argument("--site-file", type=Path, required=True, help="site file, with the key where it is in a kit")
     split = command.add_mutually_exclusive_group()
-    seed = "the sites (--site-file) are simulated; --seed of their jobs (there: 0), which makes a synthetic cohort"
+    seed = "the site is simulated; --seed of its jobs (there: 0), which makes a synthetic cohort"
     split.add_argument("--job-seed", type=int, help=seed)
     split.add_argument("--key", type=Path, help="the real site's key file, fedtar.key, where it is not beside the data")
-    split.add_argument("--no-site", action="store_true", help="the manifests belong to no site of any run")
-    command.add_argument("--texts", type=Path, help="CSV with a column 'report', or text with empty lines between")
     command.add_argument("--preset", default="small", help=f"of the model: {PRESETS}")
     add_repeated(command, "--set", "GROUP.NAME=VALUE", "a setting of model or data, such as model.slices=1; repeatable")
     command.add_argument("--train", choices=("all", "new"), default="all", help="all weights, or only untrained ones")
-    command.add_argument("--vocabulary", type=int, help="learn a tokenizer of this size (default: the model's own)")
     command.add_argument("--steps", type=int, default=1500, help="optimiser updates (default 1500)")
     command.add_argument("--batch-size", type=int, default=8, help="reports per update (default 8)")
     command.add_argument("--lr", type=float, default=5e-4, help="highest learning rate (default 5e-4)")
@@ -348,45 +343,36 @@ def import_(arguments: argparse.Namespace) -> None:
 
 
 def warmstart(arguments: argparse.Namespace) -> None:
-    """Pre-train centrally what a federation then adapts: on pairs of images and reports (--manifest or --site-file), on
-    reports alone (--texts), or both. Only training patients are learned from; validation patients are scored. Who is
-    one decides the site's key, as in its runs: it is in the startup kit of --site-file, or name it (--key, --job-seed).
-    Give the result to a job with --set model.weights=OUT/model.safetensors.
+    """Pre-train centrally what a federation then adapts, on a site's images and reports. Only training patients are
+    learned from; validation patients are scored. Who is one decides the site's key, as in its runs: it is in the
+    startup kit of --site-file, or name it (--key, --job-seed). Give the result to a job with
+    --set model.weights=OUT/model.safetensors.
     """
     import torch
 
     from fedtar_flare.core.settings import build
-    from fedtar_flare.learning.clinical_start import Corpus, read_texts, warm_start
+    from fedtar_flare.learning.clinical_start import warm_start
     from fedtar_flare.learning.config import DataConfig
     from fedtar_flare.learning.device import choose_device
     from fedtar_flare.learning.pretraining import PretrainingConfig
     from fedtar_flare.models.config import preset
-    from fedtar_flare.site.cohort import patients_of_manifest, patients_of_site_file
+    from fedtar_flare.site.cohort import patients_of_site_file
     from fedtar_flare.site.site_file import cache_folder
 
-    tables = len(arguments.manifest) + len(arguments.site_file)
-    if not tables and arguments.texts is None:
-        raise ConfigError("name what to learn from: --manifest or --site-file, --texts, or both")
-    if tables > 1 and arguments.key:
-        raise ConfigError("--key is one site's: it goes with one --manifest or --site-file")
-    if arguments.no_site and arguments.site_file:
-        raise ConfigError("--no-site is for manifests: a site file is a site's")
     torch.set_num_threads(arguments.torch_threads)
-    key = given(arguments, "job_seed", "key")
-    sites = [patients_of_manifest(path, no_site=arguments.no_site, **key) for path in arguments.manifest]
-    sites += [patients_of_site_file(path, **key) for path in arguments.site_file]
+    cohort, config = patients_of_site_file(arguments.site_file, **given(arguments, "job_seed", "key"))
     settings = grouped(arguments.set, ("model", "data"))
     data = build(DataConfig, settings.get("data"), "--set data")
-    images = tuple((cohort, cache_folder(config) / "prepared") for cohort, config in sites)
     about = warm_start(
         preset(arguments.preset, **{"seed": arguments.seed, **settings.get("model", {})}),
-        Corpus(images, read_texts(arguments.texts) if arguments.texts else ()),
+        cohort,
+        cache_folder(config) / "prepared",
         PretrainingConfig(**given(arguments, "steps", "batch_size", "lr", "seed")),
         arguments.out,
         transforms=data.transforms,
         device=choose_device(arguments.device, "float32")[0],
         say=lambda line: print(line, file=sys.stderr, flush=True),
-        **given(arguments, "train", "vocabulary"),
+        train=arguments.train,
     )
     weights = arguments.out / "model.safetensors"
     lines = [f"validation studies: {name} {value:.3f}" for name, value in about["validation"].items()]

@@ -1,18 +1,15 @@
-"""Warm start on a hospital's own studies or reports; a job takes the folder as ``model.weights``."""
+"""Warm start on a hospital's own studies; a job takes the folder as ``model.weights``."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.core.files import read_lines, write_json
-from fedtar_flare.data.cells import SPLITS, patient_digest
-from fedtar_flare.data.cohort import Cohort, Sample, Split
-from fedtar_flare.data.sources.tables import rows_of
+from fedtar_flare.core.files import write_json
+from fedtar_flare.data.cells import patient_digest
+from fedtar_flare.data.cohort import Cohort, Sample
 from fedtar_flare.imaging.cache import Prepared
 from fedtar_flare.imaging.pipeline import images_of, prepare_cohort
 from fedtar_flare.imaging.transform_list import Spec
@@ -22,30 +19,7 @@ from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.tokenizer import ReportTokenizer
 from fedtar_flare.models.weights import save_weights, training_patients
 
-WEIGHTS, TOKENIZER, ABOUT = "model.safetensors", "tokenizer.json", "warmstart.json"
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """Training data of a warm start; ConfigError where the cohorts mix CT and radiographs."""
-
-    pairs: tuple[tuple[Cohort, Path], ...]
-    """Cohorts, each with the folder of its prepared images."""
-    texts: tuple[str, ...] = ()
-    """Reports without images."""
-
-    def __post_init__(self) -> None:
-        if len({cohort.modality for cohort, _ in self.pairs}) > 1:
-            raise ConfigError("the sites mix CT and radiographs: one model learns from one of them")
-
-    def samples(self, split: Split) -> list[Sample]:
-        """Return one split's samples; a patient in several splits is in the one furthest from training."""
-        later, samples = set[str](), list[Sample]()
-        for cohort, _ in self.pairs:
-            for other in SPLITS[SPLITS.index(split) + 1 :]:
-                later |= {sample.visit.patient_id for sample in cohort.samples(other)}
-            samples += cohort.samples(split)
-        return [sample for sample in samples if sample.visit.patient_id not in later]
+WEIGHTS, ABOUT = "model.safetensors", "warmstart.json"
 
 
 class PreparedImages(Sequence[Prepared]):
@@ -65,65 +39,49 @@ class PreparedImages(Sequence[Prepared]):
 
 def warm_start(
     config: ModelConfig,
-    corpus: Corpus,
+    cohort: Cohort,
+    cache: Path,
     settings: PretrainingConfig,
     out: Path,
     *,
     train: Literal["all", "new"] = "all",
-    vocabulary: int | None = None,
     transforms: Sequence[Spec] = (),
     device: str = "cpu",
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """Train a report generator on training patients, score it on validation patients, and write it to a folder."""
+    """Train a report generator on training patients, score it on validation patients, and write it to a folder.
+
+    Images are prepared in the folder ``cache``.
+    """
     if (out / WEIGHTS).exists():
         raise ConfigError(f"{out / WEIGHTS} is there already; name another folder, or delete it first")
-    pairs = ((prepare_cohort(cohort, config, cache, transforms), cache) for cohort, cache in corpus.pairs)
-    corpus = Corpus(tuple(pairs), corpus.texts)
-    samples, held_out = corpus.samples("train"), corpus.samples("validation")
+    cohort = prepare_cohort(cohort, config, cache, transforms)
+    samples, held_out = cohort.samples("train"), cohort.samples("validation")
     reports = [sample.visit.report for sample in samples]
-    texts = list(corpus.texts)
     out.mkdir(parents=True, exist_ok=True)
-    if vocabulary is not None:
-        ReportTokenizer.train([*texts, *reports], vocabulary, config.max_length).save(out / TOKENIZER)
-        config = config.replace(tokenizer=str(out / TOKENIZER))
     tokenizer = build_tokenizer(config)
     model = build_model(config).to(device)
     new = list(model.untrained)
     if train == "new" and not new:
         raise ConfigError("every weight of this model is pre-trained: there is nothing new to train; choose all")
     only = new if train == "new" else None
-    say(f"{len(samples)} training studies, {len(held_out)} validation studies, {len(texts)} further texts")
+    say(f"{len(samples)} training studies, {len(held_out)} validation studies")
     say(f"{len(only or list(model.parameters()))} tensors are trained")
     how: dict[str, Any] = {"only": only, "batch_norm": any(name.startswith("encoder.") for name in new)}
-    pretrain(model, tokenizer, PreparedImages(samples), reports, texts, settings, say=say, **how)
-    learnt, keys = {sample.visit.patient_id for sample in samples}, {cohort.key for cohort, _ in corpus.pairs}
-    digests = [patient_digest(patient_id, key) for patient_id in learnt for key in keys]  # whichever site tests on them
+    pretrain(model, tokenizer, PreparedImages(samples), reports, settings, say=say, **how)
+    digests = [patient_digest(patient, cohort.key) for patient in {sample.visit.patient_id for sample in samples}]
     save_weights(model, out / WEIGHTS, patients=digests)
     about = {
         "preset": config.preset,
         "training_studies": len(samples),
         "validation_studies": len(held_out),
-        "texts": len(texts),
-        "left_out": dict(sum((Counter(cohort.rejected) for cohort, _ in corpus.pairs), Counter())),
+        "left_out": cohort.rejected,
         "train": train,
         "settings": settings.to_dict(),
         "validation": _scores(model, tokenizer, held_out),
     }
     write_json(out / ABOUT, about)
     return about
-
-
-def read_texts(path: Path) -> tuple[str, ...]:
-    """Read reports from a CSV file's column ``report``, or from a text file with empty lines between reports."""
-    if path.suffix.lower() == ".csv":
-        texts = [row["report"] for row in rows_of(path, ["report"])]
-    else:
-        content = "\n".join(read_lines(path, "the file of texts"))
-        texts = [" ".join(part.split()) for part in content.split("\n\n")]
-    if not (texts := [text for text in texts if text]):
-        raise ConfigError(f"{path} holds no text")
-    return tuple(texts)
 
 
 def refuse_known_tests(cohort: Cohort, weights: str | None) -> None:

@@ -1,14 +1,14 @@
-"""Train a whole report generator before any federation, on pairs of image and report, and on reports alone."""
+"""Train a whole report generator before any federation, on pairs of image and report."""
 
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from operator import attrgetter
+from statistics import fmean
 from typing import Any
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.settings import Settings
@@ -19,8 +19,6 @@ from fedtar_flare.models.report_generator import ReportGenerator, report_loss
 from fedtar_flare.models.tokenizer import ReportTokenizer
 
 GENERATION_BATCH = 20
-TEXT_BATCH, TEXT_WEIGHT = 8, 0.3
-"""Reports without image per update, and the weight of their loss relative to the paired one's."""
 WEIGHT_DECAY, MAX_GRAD_NORM = 0.05, 1.0
 EVERY = 25  # updates between two lines of progress
 
@@ -39,22 +37,19 @@ def pretrain(
     tokenizer: ReportTokenizer,
     images: Sequence[Prepared],
     reports: Sequence[str],
-    texts: Sequence[str],
     config: PretrainingConfig,
     *,
     say: Callable[[str], object] = lambda line: None,
     only: Collection[str] | None = None,
     batch_norm: bool = True,
 ) -> None:
-    """Train ``model`` in place on pairs of ``images`` and ``reports`` and on ``texts``; ``only`` names what is trained.
+    """Train ``model`` in place on pairs of ``images`` and ``reports``; ``only`` names what is trained.
 
     The rate rises over a tenth of the updates, at most 100, then falls by a cosine to a twentieth.
     """
     model.require_parts("a warm start")
-    if len(images) != len(reports):
-        raise ConfigError(f"a warm start needs pairs: there are {len(images)} images and {len(reports)} reports")
-    if not images and not texts:
-        raise ConfigError("a warm start needs pairs of images and reports, or reports alone: there are neither")
+    if not images:
+        raise ConfigError("a warm start needs pairs of images and reports: there are none")
     device = next(model.parameters()).device
     frozen = [p for n, p in model.named_parameters() if p.requires_grad and only is not None and n not in only]
     for parameter in frozen:
@@ -71,36 +66,29 @@ def pretrain(
         return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, config.steps - warm)))
 
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, share_of_lr)
-    pairs = _endless(len(reports), config.batch_size, config.seed) if reports else None
-    alone = _endless(len(texts), TEXT_BATCH, config.seed + 1) if texts else None
-    losses: list[tuple[float, float]] = []
+    pairs = _endless(len(reports), config.batch_size, config.seed)
+    losses: list[float] = []
     model.train()
     _statistics(model, batch_norm)
     started = time.monotonic()
     for step in range(1, config.steps + 1):
         if step > 0.8 * config.steps:
             _statistics(model, False)  # the last updates fit the weights to the statistics that will stay
-        paired, text = torch.zeros(()), torch.zeros(())
-        if pairs is not None:
-            chosen = next(pairs)
-            batch = collate([images[i] for i in chosen]).to(device)
-            memory, mask = model.encode(batch)
-            seen = {"encoder_hidden_states": memory, "encoder_attention_mask": mask}
-            paired = _mean_loss(model, tokenizer, [reports[i] for i in chosen], **seen)
-            paired.backward()
-        if alone is not None:
-            text = _mean_loss(model, tokenizer, [texts[i] for i in next(alone)])
-            ((TEXT_WEIGHT if pairs is not None else 1.0) * text).backward()
+        chosen = next(pairs)
+        memory, mask = model.encode(collate([images[i] for i in chosen]).to(device))
+        input_ids, labels = (ids.to(device) for ids in tokenizer.batch([reports[i] for i in chosen]))
+        seen = {"encoder_hidden_states": memory, "encoder_attention_mask": mask}
+        loss = report_loss(model.decoder(input_ids=input_ids, use_cache=False, **seen).logits, labels).mean()
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         schedule.step()
-        losses.append((paired.item(), text.item()))
+        losses.append(loss.item())
         if step % EVERY == 0 or step == config.steps:
-            paired_mean, text_mean = (sum(column) / len(losses) for column in zip(*losses, strict=True))
             rate = step / (time.monotonic() - started)
             left = f"{(config.steps - step) / rate / 60:.1f} min left"
-            say(f"step {step}/{config.steps}, loss {paired_mean:.3f}, of texts {text_mean:.3f}, {rate:.2f}/s, {left}")
+            say(f"step {step}/{config.steps}, loss {fmean(losses):.3f}, {rate:.2f}/s, {left}")
             losses.clear()
     for parameter in frozen:
         parameter.requires_grad_(True)
@@ -114,14 +102,6 @@ def write_reports(model: ReportGenerator, tokenizer: ReportTokenizer, images: Se
     for part in parts(images, GENERATION_BATCH):
         drafts += [tokenizer.decode(row) for row in model.generate(collate(part).to(device)).tolist()]
     return drafts
-
-
-def _mean_loss(model: ReportGenerator, tokenizer: ReportTokenizer, reports: Sequence[str], **memory: Tensor) -> Tensor:
-    """Mean loss of the decoder over reports; without memory its cross-attention layers are skipped."""
-    device = next(model.parameters()).device
-    input_ids, labels = (ids.to(device) for ids in tokenizer.batch(reports))
-    logits = model.decoder(input_ids=input_ids, use_cache=False, **memory).logits
-    return report_loss(logits, labels).mean()
 
 
 def _statistics(model: ReportGenerator, learn: bool) -> None:

@@ -37,7 +37,7 @@ class ReportTokenizer:
 
     @classmethod
     def load(cls, path: Path, max_length: int) -> ReportTokenizer:
-        """Load a ``tokenizer.json`` that :meth:`train` made."""
+        """Load a ``tokenizer.json`` of byte-level BPE with the three special tokens."""
         from tokenizers import Tokenizer
 
         try:
@@ -46,30 +46,8 @@ class ReportTokenizer:
             raise ConfigError(f"{path} is no readable tokenizer.json: {error}") from error
         known = tokenizer.get_vocab()
         if missing := [token for token in (BOS, EOS, PAD) if token not in known]:
-            raise ConfigError(f"{path} lacks the special token {missing[0]}: take one that fedtar warmstart made")
+            raise ConfigError(f"{path} lacks the special token {missing[0]}: add it, or take 'small' or 'decoder'")
         return cls(tokenizer, max_length, bos_id=known[BOS], eos_id=known[EOS], pad_id=known[PAD])
-
-    @classmethod
-    def train(cls, texts: Iterable[str], vocab_size: int, max_length: int) -> ReportTokenizer:
-        """Learn the merges from texts; all 256 bytes are tokens in any case."""
-        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-        tokenizer = Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.decoder = decoders.ByteLevel()
-        trainer = trainers.BpeTrainer(
-            vocab_size=vocab_size,
-            special_tokens=[BOS, EOS, PAD],
-            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-            min_frequency=2,
-            show_progress=False,
-        )
-        tokenizer.train_from_iterator(texts, trainer)
-        return cls(tokenizer, max_length, bos_id=0, eos_id=1, pad_id=2)
-
-    def save(self, path: Path) -> None:
-        """Write a ``tokenizer.json``."""
-        self._tokenizer.save(str(path))
 
     @property
     def vocab_size(self) -> int:

@@ -131,9 +131,6 @@ def excluded_patients(config: SiteConfig) -> frozenset[str]:
     return frozenset(line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#"))
 
 
-_NAME_IT = "give the site's key (--key STATE/fedtar.key), or the seed of simulated jobs (--site-file, --job-seed)"
-
-
 def patients_of_site_file(
     file: Path, *, job_seed: int | None = None, key: Path | None = None
 ) -> tuple[Cohort, SiteConfig]:
@@ -149,26 +146,11 @@ def patients_of_site_file(
         raise ConfigError(f"{file}: patients of a synthetic cohort are split by the seed of the job: give --job-seed")
     with_state = config.state_dir is not None and (config.state_dir / KEY_FILE).is_file()
     if job_seed is None and key is None and kit is None and not with_state:
-        raise ConfigError(f"{file} does not say which patients its site tests on: {_NAME_IT}")
+        cure = "give the site's key (--key STATE/fedtar.key), or the seed of simulated jobs (--job-seed)"
+        raise ConfigError(f"{file} does not say which patients its site tests on: {cure}")
     secret = read_key(key) if key is not None else None
     cohort = load_cohort(config, file.stem, timeline=Timeline(1), seed=job_seed or 0, workspace=kit, key=secret)
     return cohort, config
-
-
-def patients_of_manifest(
-    manifest: Path, *, job_seed: int | None = None, key: Path | None = None, no_site: bool = False
-) -> tuple[Cohort, SiteConfig]:
-    """Read the patients of a manifest, as :func:`patients_of_site_file` does those of a site file."""
-    if sum((job_seed is not None, key is not None, no_site)) > 1:
-        raise ConfigError(f"{manifest}: only one of --job-seed, --key and --no-site decides about the split")
-    if job_seed is not None:
-        raise ConfigError(f"{manifest}: --job-seed goes with the site's file, --site-file, in place of its manifest")
-    if key is None and not no_site:
-        text = f"{manifest} does not say which patients its site tests on: {_NAME_IT}"
-        raise ConfigError(f"{text}; a collection of no site takes --no-site")
-    config = SiteConfig(source="manifest", path=manifest)
-    secret = read_key(key) if key is not None else derived_key("no site")
-    return load_cohort(config, manifest.stem, timeline=Timeline(1), key=secret), config
 
 
 def key_folder(config: SiteConfig | None, kit: Path | None) -> Path:

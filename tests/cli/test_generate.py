@@ -14,7 +14,7 @@ from tables import cases
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.files import write_text
-from fedtar_flare.data.cells import Timeline, patient_digest, split_of
+from fedtar_flare.data.cells import Timeline, patient_digest
 from fedtar_flare.data.sources.manifest import write_rows
 from fedtar_flare.learning import clinical_start
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
@@ -26,7 +26,7 @@ from fedtar_flare.models.weights import fingerprint, training_patients, with_fin
 from fedtar_flare.reporting.examples import EXAMPLES_FILE, read_examples
 from fedtar_flare.runtime.in_process import run_in_process
 from fedtar_flare.runtime.recipe import MethodRecipe
-from fedtar_flare.site.cohort import derived_key, load_cohort
+from fedtar_flare.site.cohort import load_cohort
 from fedtar_flare.site.context import state_of
 from fedtar_flare.site.site_file import load_site_config
 from fedtar_flare.synthetic.cohort import synthetic_cohort
@@ -160,11 +160,6 @@ def test_extras_whose_adapter_is_lost_are_no_adapter(tmp_path):
 
 SEED = 7
 PATIENTS = 40
-MOVED = next(  # a patient of two sites, who trains at one and is tested at the other
-    name
-    for name in map(str, range(1000))
-    if (split_of(name, derived_key("north")), split_of(name, derived_key("south"))) == ("train", "test")
-)
 
 
 class Reached(Exception):
@@ -196,10 +191,10 @@ def write_table(folder, names):
 
 @pytest.fixture
 def out(tmp_path):
-    """The folder of two simulated sites, laid out as ``fedtar data partition`` does; one patient came to both."""
+    """The folder of two simulated sites, laid out as ``fedtar data partition`` does."""
     (tmp_path / "sites").mkdir()
     for site in ("north", "south"):
-        write_table(tmp_path / site, [f"{site}-{i}" for i in range(PATIENTS)] + [MOVED])
+        write_table(tmp_path / site, [f"{site}-{i}" for i in range(PATIENTS)])
         text = f"source: manifest\npath: ../{site}/manifest.csv\noptions: {{modality: radiograph}}\n"
         (tmp_path / "sites" / f"{site}.yaml").write_text(text)
     return tmp_path
@@ -234,13 +229,8 @@ def test_simulated_sites(out, learned, monkeypatch):
     monkeypatch.setenv("FEDTAR_SITES", str(out / "sites"))
     of_sites = [splits(name) for name in ("north", "south")]
     assert of_sites[0] == splits("north", seed=0) and all(of_sites[0].values())  # whatever the seed of a run
-    tables = ("--site-file", out / "sites/north.yaml", "--site-file", out / "sites/south.yaml")
-    learns(out, *tables[:2], "--job-seed", SEED, "--seed", 1)
+    learns(out, "--site-file", out / "sites/north.yaml", "--job-seed", SEED, "--seed", 1)
     assert learned == of_sites[0]["train"] and not list(out.rglob("fedtar.key"))
-    learned.clear()
-    learns(out, *tables, "--job-seed", SEED)
-    assert not learned & {name for site in of_sites for name in site["validation"] | site["test"]}
-    assert learned == (of_sites[0]["train"] | of_sites[1]["train"]) - {MOVED}
 
 
 @pytest.mark.parametrize("first", ["site", "warmstart"])
@@ -253,8 +243,9 @@ def test_a_real_site_has_one_key_whoever_comes_first(first, kit, tmp_path, learn
 
 def test_a_key_by_its_name_and_in_the_state_folder_counts(kit, tmp_path, learned):
     of_site = splits("clinic", workspace=kit)
-    copy = write_table(tmp_path / "copy", [str(i) for i in range(PATIENTS)])
-    learns(tmp_path, "--manifest", copy, "--key", state_of(kit) / "fedtar.key")
+    write_table(tmp_path / "copy", [str(i) for i in range(PATIENTS)])
+    (copy := tmp_path / "copy" / "site.yaml").write_text(whole("source: manifest\npath: manifest.csv\n"))
+    learns(tmp_path, "--site-file", copy, "--key", state_of(kit) / "fedtar.key")
     assert learned == of_site["train"] and learned.clear() is None
     table = write_table(tmp_path / "own", [str(i) for i in range(PATIENTS)])
     file, state = table.with_name("site.yaml"), tmp_path / "own" / "state"
@@ -282,26 +273,15 @@ def test_a_run_refuses_weights_that_know_its_test_patients(kit, tmp_path, monkey
 
 
 def test_no_key_no_start(out, kit, tmp_path, learned):
-    north, lone = out / "sites/north.yaml", write_table(tmp_path / "lone/data", "abc")
     phantoms = tmp_path / "phantoms.yaml"
     phantoms.write_text("source: synthetic\n")
     for arguments, word in (
-        (("--manifest", out / "north/manifest.csv"), "--job-seed"),
-        (("--site-file", north), "--job-seed"),
+        (("--site-file", out / "sites/north.yaml"), "--job-seed"),
         (("--site-file", phantoms), "--job-seed"),
-        (("--manifest", lone, "--job-seed", 0), "--site-file"),
         (("--site-file", kit / "local/fedtar.yaml", "--job-seed", 0), "simulated"),
-        (("--site-file", north, "--no-site"), "--no-site"),
-        (("--manifest", lone, "--manifest", lone, "--key", tmp_path / "key"), "--key"),
     ):
         assert word in warmstart(failing, tmp_path, *arguments), arguments
     assert not learned and not list(tmp_path.rglob("fedtar.key"))
-
-
-def test_a_collection_of_no_site(tmp_path, learned):
-    table = write_table(tmp_path / "public", [str(i) for i in range(PATIENTS)])
-    learns(tmp_path, "--manifest", table, "--no-site")
-    assert 0.5 * PATIENTS < len(learned) < 0.9 * PATIENTS
 
 
 @pytest.mark.parametrize("text", ["5", "null", "[" * 100_000])

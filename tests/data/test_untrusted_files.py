@@ -17,7 +17,6 @@ from fedtar_flare.data.sources.tables import rows_of
 from fedtar_flare.imaging.readers.ct import read_ct
 from fedtar_flare.imaging.readers.dicom_files import headers
 from fedtar_flare.imaging.readers.pictures import read_photograph, read_radiograph
-from fedtar_flare.learning.clinical_start import read_texts
 from fedtar_flare.models.adapters.peft_file import read_adapter_info
 from fedtar_flare.models.tokenizer import ReportTokenizer
 from fedtar_flare.models.weights import load_weights, training_patients
@@ -68,7 +67,6 @@ READERS = {
     "weights": ("model.safetensors", lambda path: load_weights(torch.nn.Linear(2, 2), path)),
     "adapter": ("fedtar.json", adapter),
     "tokenizer": ("tokenizer.json", lambda path: ReportTokenizer.load(path, 8)),
-    "texts": ("texts.txt", read_texts),
     "data set": ("set.npz", lambda path: unpack(path, path.parent / "out")),
     "NIfTI": ("a.nii.gz", read_ct),
     "archive": ("a.zip", read_ct),

@@ -29,8 +29,8 @@ def pictures() -> list[Prepared]:
 
 def trained(**settings):
     model, seen = build_model(CONFIG), []
-    config, texts = PretrainingConfig(batch_size=4, **settings), ["other words", "clear"]
-    pretrain(model, build_tokenizer(CONFIG), pictures(), REPORTS, texts, config, say=seen.append)
+    config = PretrainingConfig(batch_size=4, **settings)
+    pretrain(model, build_tokenizer(CONFIG), pictures(), REPORTS, config, say=seen.append)
     return model, seen
 
 
@@ -42,9 +42,9 @@ def learned():
 
 def test_it_learns_to_tell_the_pictures_apart(learned):
     model, seen = learned
-    said = [re.match(r"step (\d+)/100, loss ([0-9.]+), of texts ([0-9.]+), ", line).groups() for line in seen]
+    said = [re.match(r"step (\d+)/100, loss ([0-9.]+), ", line).groups() for line in seen]
     assert [step for step, *_ in said] == ["25", "50", "75", "100"]
-    assert float(said[3][1]) < float(said[0][1]) and float(said[0][2]) > 0
+    assert float(said[3][1]) < float(said[0][1])
     assert write_reports(model, build_tokenizer(CONFIG), pictures()) == REPORTS
 
 

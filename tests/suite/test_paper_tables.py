@@ -46,7 +46,7 @@ def places(tmp_path_factory):
 @pytest.fixture
 def least(tiny, monkeypatch):
     """Presets of the same names with tiny models in folders, and one update; suites of one seed and two hospitals."""
-    monkeypatch.setattr(clinical_start, "pretrain", lambda *a, **k: pretrain(*a[:5], a[5].replace(steps=1), **k))
+    monkeypatch.setattr(clinical_start, "pretrain", lambda *a, **k: pretrain(*a[:4], a[4].replace(steps=1), **k))
     monkeypatch.setattr(run, "cpu_count", lambda: 1)
     monkeypatch.setattr(file, "read_suite", smallest)
     names = {"paper": ("cvt", "gpt2"), "paper-ct": ("cvt", "gpt2"), "fedmrg-paper": ("test_resnet", "llama")}
