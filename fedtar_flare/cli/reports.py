@@ -96,7 +96,6 @@ def add_commands(commands: Commands) -> None:
     command = add_command(group, import_, "read a published checkpoint, and write the folder that a site file names")
     command.add_argument("file", type=Path, help="chexbert.pth, or CT-RATE's RadBertClassifier.pth")
     command.add_argument("-o", "--out", type=Path, required=True, help="folder to write")
-    command.add_argument("--kind", choices=("chexbert", "radbert"), help="default: by the names of its tensors")
     of_encoder = "config.json and the tokenizer of bert-base-uncased or RadBERT-RoBERTa-4m (default: FILE's folder)"
     command.add_argument("--tokenizer", type=Path, metavar="FOLDER", help=of_encoder)
 
@@ -338,7 +337,7 @@ def import_(arguments: argparse.Namespace) -> None:
     """
     from fedtar_flare.learning.report_labeler import import_labeler
 
-    about = import_labeler(arguments.file, arguments.out, arguments.kind, arguments.tokenizer)
+    about = import_labeler(arguments.file, arguments.out, arguments.tokenizer)
     show(arguments, {"labeler": str(arguments.out), **about}, f"{arguments.out}: {about['kind']}")
 
 

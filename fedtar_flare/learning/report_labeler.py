@@ -51,10 +51,10 @@ class LabelerModel(nn.Module):
         return (self.classifier(self.model(**tokens).pooler_output) >= 0).long()
 
 
-def import_labeler(file: Path, out: Path, kind: str | None = None, tokenizer: Path | None = None) -> dict[str, Any]:
+def import_labeler(file: Path, out: Path, tokenizer: Path | None = None) -> dict[str, Any]:
     """Write a published checkpoint as a labeler's folder."""
     state, folder = _read(file), tokenizer or file.parent
-    kind = kind or ("chexbert" if any(name.startswith("linear_heads.") for name in state) else "radbert")
+    kind = "chexbert" if any(name.startswith("linear_heads.") for name in state) else "radbert"
     model, words = _built(kind, folder)
     try:
         model.load_state_dict(state)

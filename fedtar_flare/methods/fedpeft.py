@@ -4,8 +4,8 @@ All are FedAvg with as many exchanges and local updates; ``peft.kind`` says what
 
 ===========  ========================================================================================================
 ``adalora``  Fed-AdaLoRA: a singular value decomposition B diag(E) A for each targeted layer. PEFT prunes E by
-             importance within each task, down to ``target_rank``. All of A, B and E is averaged, so that what one site
-             pruned another may have kept; the importance is local, and begins anew in each task.
+             importance within each task, down to half of ``lora.rank`` in the mean. All of A, B and E is averaged, so
+             that what one site pruned another may have kept; the importance is local, and begins anew in each task.
 ``vera``     Fed-VeRA: random factors that all layers and sites share; two vectors of each layer travel.
 ``loha``     FedPara's product of two low-rank products, by element. PEFT has it for the change of W, not for W itself.
 ``prompt``   Fed-Prompt: the embeddings of some words before the begin token.
@@ -19,7 +19,7 @@ All are FedAvg with as many exchanges and local updates; ``peft.kind`` says what
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -57,14 +57,7 @@ class PEFTConfig(Settings):
     kind: Literal["adalora", "vera", "loha", "prompt", "prefix", "none"] = Field(
         "adalora", description="of what travels; 'none': no adapter, but the parameters that lora.exchange names"
     )
-    target_rank: int | None = Field(
-        None, ge=1, description="adalora: mean rank of a layer after pruning; default: half of lora.rank"
-    )
     prompts: int = Field(16, ge=1, le=512, description="prompt, prefix: how many words are learnt")
-
-    def validation_errors(self) -> Iterator[tuple[str, str]]:
-        if self.target_rank is not None and self.kind != "adalora":
-            yield "target_rank", "none, unless kind is adalora"
 
     def extension(self, targets: Sequence[str], seed: int) -> dict[str, Any]:
         """Arguments of :func:`extend`, as the checkpoint stores them."""
@@ -96,8 +89,8 @@ class PEFTSite(PooledSite):
         peft, lora = self.settings.peft, self.settings.given.lora
         if peft.kind == "none" and not lora.exchange:
             raise ConfigError("peft.kind is none: lora.exchange must name the parameters that are trained and travel")
-        if peft.kind == "adalora" and not (peft.target_rank or 1) < lora.rank:
-            raise ConfigError(f"peft.target_rank {peft.target_rank or 1} is not below lora.rank {lora.rank}")
+        if peft.kind == "adalora" and lora.rank == 1:
+            raise ConfigError("lora.rank 1 cannot be pruned: adalora needs at least 2")
 
     def extend(self, model: ReportGenerator) -> None:
         extend(model, self.settings.peft.extension(self.settings.model.lora_targets, self.seed))
@@ -136,7 +129,6 @@ class PEFTLearner(ReportLearner):
             alpha=lora.alpha,
             seed=seed,
             extra=lora.exchange,
-            target_rank=self._peft.target_rank,
             updates=self.training.local_steps,
         )
 

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from fedtar_flare.core.errors import DataError
 from fedtar_flare.data.minimum_cell import full_cells, round_share
-from fedtar_flare.metrics.language import require_pairs
 
 Array = NDArray[np.float64]
 Findings = Sequence[AbstractSet[Any]]  # findings, or pairs of a finding and a direction, of each of N reports
@@ -25,7 +24,6 @@ CERTAIN, CERTAIN_OR_NOT = frozenset({"positive"}), frozenset({"positive", "uncer
 
 def finding_f1(truth: Findings, predicted: Findings) -> dict[str, float | None]:
     """Micro precision, recall and F1 over pairs of a report and a finding; None where undefined."""
-    require_pairs(truth, predicted)
     actual, named = sum(map(len, truth)), sum(map(len, predicted))
     hits = sum(len(t & p) for t, p in zip(truth, predicted, strict=True))
     return {

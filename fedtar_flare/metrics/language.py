@@ -11,14 +11,12 @@ import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
-
-from fedtar_flare.core.errors import DataError
 
 MOST_REFERENCES = 500  # that :func:`mismatched_share` compares, spread evenly over those given
 _N, _ROUGE_BETA, _CIDER_SIGMA = 4, 1.2, 6.0  # the longest n-gram has 4 tokens
@@ -57,14 +55,6 @@ def clean(text: str) -> str:
     return _FULL_STOPS.sub(". ", text).strip()
 
 
-def require_pairs(references: Sized, drafts: Sized) -> None:
-    """Raise DataError (``unequal-lengths``, ``no-reports``) unless there are drafts, each with its reference."""
-    if len(references) != len(drafts):
-        raise DataError(f"{len(references)} reference(s) but {len(drafts)} draft(s)", reason="unequal-lengths")
-    if not len(references):
-        raise DataError("there is no report to score", reason="no-reports")
-
-
 @dataclass(frozen=True)
 class LanguageStatistics:
     """What each of N reports adds to the corpus scores; document frequencies of CIDEr are those of all N."""
@@ -99,7 +89,6 @@ def report_statistics(references: Sequence[str], drafts: Sequence[str]) -> Langu
 
 def language_statistics(references: Sequence[Sequence[str]], drafts: Sequence[Sequence[str]]) -> LanguageStatistics:
     """Statistics of N tokenised drafts and references."""
-    require_pairs(references, drafts)
     pairs = [(_ngrams(draft), _ngrams(reference)) for draft, reference in zip(drafts, references, strict=True)]
     # a match counts at most as often as the reference has it
     matches = [[(ours & theirs).total() for ours, theirs in zip(*pair, strict=True)] for pair in pairs]
@@ -125,15 +114,12 @@ def bleu_of_sums(matches: Array, guesses: Array, draft_length: Array, reference_
 
 def identical_share(texts: Sequence[str]) -> float:
     """Share of reports whose cleaned text occurs more than once."""
-    require_pairs(texts, texts)
     unique = list(Counter(map(clean, texts)).values()).count(1)
     return (len(texts) - unique) / len(texts)
 
 
 def mismatched_share(patients: Sequence[str], references: Sequence[str], drafts: Sequence[str]) -> float | None:
     """Mean share of others' references that a draft fits better (Dice of words and pairs); None with one patient."""
-    require_pairs(references, drafts)
-    require_pairs(patients, drafts)
     chosen = np.unique(np.linspace(0, len(drafts) - 1, min(len(drafts), MOST_REFERENCES)).astype(int))
     words = [clean(texts[i]).split() for texts in (drafts, references) for i in chosen]
     rows = [{*zip(text), *pairwise(text)} for text in words]
@@ -156,7 +142,6 @@ def mismatched_share(patients: Sequence[str], references: Sequence[str], drafts:
 
 def length_ratio(references: Sequence[str], drafts: Sequence[str]) -> float | None:
     """Words of all drafts per word of the references; None where no reference has a word."""
-    require_pairs(references, drafts)
     words = len(" ".join(map(clean, references)).split())
     return len(" ".join(map(clean, drafts)).split()) / words if words else None
 

@@ -62,8 +62,6 @@ class PatientSums:
 def patient_sums(patients: Sequence[Any], reports: ArrayLike, score: Score) -> PatientSums:
     """Sums of ``reports`` (N, K) by patient, given the patient of each (N,)."""
     rows = np.asarray(reports, dtype=np.float64)
-    if rows.ndim != 2 or len(rows) != len(patients):
-        raise DataError(f"{len(patients)} patient(s) for reports of shape {rows.shape}", reason="unequal-lengths")
     names = sorted(set(patients))
     index = {name: i for i, name in enumerate(names)}
     sums = np.zeros((len(names), rows.shape[1]))
@@ -239,8 +237,6 @@ def _over_seeds(
     """The value, and that of each replicate (R,)."""
     if not runs:
         raise DataError("there is no run to combine", reason="no-reports")
-    if against is not None and len(against) != len(runs):
-        raise DataError(f"{len(runs)} run(s) but {len(against)} to compare: one per seed", reason="unequal-lengths")
     pairs = list(zip(runs, against if against is not None else [None] * len(runs), strict=True))
     if any(other is not None and other.patients != run.patients for run, other in pairs):
         raise DataError("both systems must have reported on the same patients", reason="unequal-patients")

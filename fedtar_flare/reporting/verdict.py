@@ -55,7 +55,7 @@ def direction(name: str, row: Row) -> str:
     """``better``, ``worse`` or ``unchanged`` as the numbers are shown; empty where one of them is unknown."""
     if name not in row.before or name not in row.after:
         return ""
-    before, after = (_rounded(name, side[name], row.n) for side in (row.before, row.after))
+    before, after = (round(side[name] * SCORES[name].scale, decimals(name, row.n)) for side in (row.before, row.after))
     if before == after:
         return "unchanged"
     return "better" if (after > before) is SCORES[name].higher_is_better else "worse"
@@ -63,10 +63,6 @@ def direction(name: str, row: Row) -> str:
 
 def _where(row: Row, run: Run) -> str:
     return f"mean of {len(run.shown.sites if run.shown else ())} sites" if row.site == MEAN else row.site
-
-
-def _rounded(name: str, value: float, n: float) -> float:
-    return round(value * SCORES[name].scale, decimals(name, n))
 
 
 MOST = 6

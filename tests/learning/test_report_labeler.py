@@ -20,9 +20,6 @@ TEXTS = ["No effusion.", "Small\n  effusion. " * 400, "", "heart", "small heart 
 @pytest.mark.parametrize("kind", ["chexbert", "radbert"])
 def test_labels_are_those_of_the_published_model(tmp_path, kind):
     file, encoder, heads = published(tmp_path / "hub", kind)
-    other = "radbert" if kind == "chexbert" else "chexbert"
-    code, _, err = fedtar_here("labeler", "import", file, "--kind", other, "-o", tmp_path / "other")
-    assert code == 2 and other in err and not (tmp_path / "other" / "labeler.json").exists()
     code, out, err = fedtar_here("labeler", "import", file, "-o", tmp_path / "labeler")
     assert code == 0 and kind in out, err
     assert not [one for one in (tmp_path / "labeler").iterdir() if one.suffix in (".pth", ".bin", ".pkl")]

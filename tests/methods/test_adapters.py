@@ -141,7 +141,7 @@ def test_adalora_s_penalty_is_that_of_factors_that_are_not_orthonormal(site_of):
 @pytest.mark.parametrize("training", [{"local_steps": 2}, {"local_epochs": 2.0}])
 def test_adalora_is_pruned_to_its_target_within_a_task_and_begins_anew_in_the_next(hospital, training):
     """Within a task's own number of updates, of which the adapter's description says nothing."""
-    settings = {"peft": {"kind": "adalora", "target_rank": 1}, "training": {"batch_size": 4, **training}}
+    settings = {"peft": {"kind": "adalora"}, "lora": {"rank": 2}, "training": {"batch_size": 4, **training}}
     site, reply, w = hospital(method="fedpeft", fresh=False, **settings)
     for round_ in (1, 2):
         _, update = site.train(w, round_, 1)

@@ -6,11 +6,10 @@ import pytest
 
 from fedtar_flare.core.errors import DataError
 from fedtar_flare.metrics.agreement import label_counts
-from fedtar_flare.metrics.classification import auc, welch
-from fedtar_flare.metrics.language import language_statistics, length_ratio
+from fedtar_flare.metrics.classification import auc
 from fedtar_flare.metrics.registry import SCORES, scores_of
 from fedtar_flare.metrics.reports import Reports
-from fedtar_flare.metrics.significance import compare, holm, mean_score, over_seeds, patient_sums
+from fedtar_flare.metrics.significance import compare, holm, mean_score, over_seeds
 
 VISITS = [  # patient, time, reference, generated
     ("p", 0, "Stable effusion.", "No effusion."),
@@ -77,23 +76,16 @@ def of_length(n, named):
 @pytest.mark.parametrize(
     ("reason", "call"),
     [
-        ("no-reports", lambda: length_ratio([], [])),
-        ("unequal-lengths", lambda: length_ratio(["a"], [])),
         ("no-reports", lambda: label_counts([], [])),
         ("unequal-classes", lambda: label_counts(["a"], [["b", "bp"]])),
         ("no-reports", lambda: of_length(0, [])),
         ("unequal-lengths", lambda: of_length(1, [])),
-        ("no-reports", lambda: language_statistics([], [])),
         ("non-finite-score", lambda: auc([0, 1], [0.5, NAN])),
-        ("unequal-lengths", lambda: auc([0, 1, 1], [0.5, 0.1])),
-        ("too-few-seeds", lambda: welch([0.5], [0.5, 0.6])),
         ("no-reports", lambda: mean_score([], [])),
-        ("unequal-lengths", lambda: patient_sums(["a"], [[1.0], [2.0]], lambda sums: sums[:, 0])),
         ("unusable-sums", lambda: mean_score(["a"], [NAN])),
         ("unequal-patients", lambda: compare([ONE], [OTHER])),
         ("unusable-p", lambda: holm({"a": NAN})),
         ("no-reports", lambda: over_seeds([])),
-        ("unequal-lengths", lambda: compare([ONE], [])),
     ],
 )
 def test_what_cannot_be_scored_is_refused_by_name(reason, call):

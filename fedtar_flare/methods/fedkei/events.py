@@ -32,7 +32,6 @@ class SiteTask(TaskOutcome):
     start_loss: float | None = None
     final_loss: float | None = None
     seconds: dict[str, float] = {}
-    rand_at_epoch: list[float] = []
     counts: dict[str, list[int]] = {}
 
     @property

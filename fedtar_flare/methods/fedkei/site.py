@@ -272,5 +272,5 @@ def _outcome(data: LocalTask, adapted: Adapted, rand: Adapted | None) -> tuple[d
 
     if data.scored:
         scores |= {"auc": [*map(rounded, adapted.curve)], "membership": rounded(adapted.membership)}
-        scores |= {} if rand is None else {"rand_auc": [*map(rounded, rand.curve)], "rand_at_epoch": rand.at_epoch}
+        scores |= {} if rand is None else {"rand_auc": [*map(rounded, rand.curve)]}
     return numbers, {"counts": {"task": data.number, **counts}, "scores": scores}

@@ -54,7 +54,6 @@ def add_adapter(
     alpha: float,
     seed: int,
     extra: Sequence[str] = (),
-    target_rank: int | None = None,
     updates: int = 2,
 ) -> PeftModel:
     """Wrap ``model`` (changed in place) in an adapter that changes no output yet; all follows from ``seed``."""
@@ -63,7 +62,6 @@ def add_adapter(
     if kind == "loha":
         replace_conv1d(model, targets)
     names, extras = target_names(model, targets), extra_parameters(model, extra)
-    target = max(1, rank // 2) if target_rank is None else target_rank
     config: PeftConfig
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         torch.manual_seed(seed)
@@ -72,7 +70,7 @@ def add_adapter(
         warnings.filterwarnings("ignore", message="Specified to not save vera_A")  # the seed restores them
         if kind == "adalora":
             more: dict[str, Any] = schedule(updates) | {"lora_alpha": alpha}  # PEFT declares an integer
-            config = AdaLoraConfig(init_r=rank, target_r=target, target_modules=names, **more)
+            config = AdaLoraConfig(init_r=rank, target_r=max(1, rank // 2), target_modules=names, **more)
         elif kind == "vera":
             config = VeraConfig(r=rank, target_modules=names, projection_prng_key=seed, save_projection=False)
         else:
