@@ -86,6 +86,8 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--answers", type=Path, nargs="+", metavar="FILE", help="a file of each reader: the table")
     command.add_argument("--cases", type=int, default=50, help="most reports on the page, drawn at random (default 50)")
     command.add_argument("--visit-ids", action="store_true", help="show each visit's id, to find its images by")
+    text = "the run's site file or manifest: show each case's images, and those before, from a folder beside the page"
+    command.add_argument("--images", type=Path, metavar="TABLE", help=text)
     command.add_argument("--round", type=int, help="default: the last one that was scored")
     command.add_argument("--shared", action="store_true", help="reports of the shared adapter alone")
     _add_metrics(command)
@@ -315,6 +317,7 @@ def read(arguments: argparse.Namespace) -> None:
     with one another and with each score. The page works offline. Page, key and answers have to stay at the hospital,
     and no minimum cell guards the numbers.
     """
+    from fedtar_flare.curation.check import included
     from fedtar_flare.learning.evaluation import report_texts
     from fedtar_flare.metrics.radeval import RadEvalMetrics
     from fedtar_flare.reporting.reading import reading_results, write_reading
@@ -322,7 +325,8 @@ def read(arguments: argparse.Namespace) -> None:
 
     rows = report_texts(arguments.state, arguments.round, personal=not arguments.shared)
     if not arguments.answers:
-        page = write_reading(arguments.state, rows, **given(arguments, "cases", "out", "visit_ids"))
+        studies = included(arguments.images) if arguments.images else ()
+        page = write_reading(arguments.state, rows, *studies, **given(arguments, "cases", "out", "visit_ids"))
         return show(arguments, {"page": str(page)}, f"{page}: to be opened in a browser, and to stay at the hospital")
     models = RadEvalMetrics(arguments.metrics.split(","), arguments.weights) if arguments.metrics else None
     results = reading_results(arguments.state, arguments.answers, rows, models)

@@ -216,6 +216,14 @@ def read_target(target: Path) -> tuple[Reading, frozenset[str], Limits]:
     return read_manifest(target), frozenset(), Limits()
 
 
+def included(target: Path) -> tuple[list[Patient], Limits]:
+    """Patients of a manifest or site file whom the site does not exclude, and the limits of their images."""
+    from fedtar_flare.site.cohort import ids_of
+
+    reading, excluded, limits = read_target(target)
+    return [patient for patient in reading.patients() if not excluded & ids_of(patient.patient_id)], limits
+
+
 class Opened(NamedTuple):
     """Properties of an image that was read."""
 

@@ -1,4 +1,4 @@
-"""Small pictures that are embedded in a page."""
+"""Small pictures of a page."""
 
 import base64
 import io
@@ -6,12 +6,17 @@ import io
 import numpy as np
 
 
-def png_address(pixels: np.ndarray, largest: int) -> str:
-    """Encode a picture, uint8 (H, W) or (H, W, 3), as the address of an image element."""
+def png(pixels: np.ndarray, largest: int) -> bytes:
+    """Encode a picture, uint8 (H, W) or (H, W, 3), shrunk to at most ``largest`` pixels of a side."""
     from PIL import Image
 
     file = io.BytesIO()
     image = Image.fromarray(np.ascontiguousarray(pixels))
     image.thumbnail((largest, largest))
     image.save(file, "PNG", optimize=True)
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode("ascii")
+    return file.getvalue()
+
+
+def png_address(pixels: np.ndarray, largest: int) -> str:
+    """Encode a picture as :func:`png` does, as the address of an image element."""
+    return "data:image/png;base64," + base64.b64encode(png(pixels, largest)).decode("ascii")

@@ -115,7 +115,7 @@ def alarm_section(run: Run) -> Section | None:
     flags = [flag for sign in signs for _, flag in sign["parts"]]
     count = f"{sum(flags)} of {len(flags)} raised"
     lead = f"Signs that reports do not come from the image, over all test reports of round {last.round}: {count}. The "
-    lead += "limits are chosen, not measured."
+    lead += "limits are set by hand."
     content = render("alarms.html", signs=signs, parts=list(pairs))
     return Section("alarms", "Alarms", lead, content, (("alarms", count),))
 

@@ -3,9 +3,10 @@
 import base64
 import hashlib
 import secrets
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from markupsafe import Markup
@@ -13,18 +14,25 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.core.files import PRIVATE, read_json, write_json, write_text
+from fedtar_flare.core.files import PRIVATE, private_folder, read_json, write_bytes, write_json, write_text
 from fedtar_flare.core.settings import Settings, build
 from fedtar_flare.core.text import plain
+from fedtar_flare.data.cohort import Patient, Visit
+from fedtar_flare.imaging import cache
+from fedtar_flare.imaging.limits import Limits
+from fedtar_flare.imaging.pipeline import prepare_visits
+from fedtar_flare.imaging.thumbnails import png
 from fedtar_flare.metrics.radeval import RadEvalMetrics
 from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.metrics.significance import Interval, compare, holm, kappa_score, kendall_tau, mean_score, over_seeds
 from fedtar_flare.metrics.text_sums import reports_of_texts, rules_of, text_sums
 from fedtar_flare.reporting.render import render
 
-READING = "reading-"  # prefix of the names of pages and keys
+READING = "reading-"  # prefix of the names of pages, keys and folders of images
 Side = Literal["A", "B"]
 QUESTIONS = ("preferred", "significant error", "acceptable as it is")
+COLUMNS = 6  # of slices in a picture of a CT
+LARGEST = 2560  # pixels of a picture's side
 
 
 class Case(Settings):
@@ -59,24 +67,90 @@ class Answers(Settings):
     answers: tuple[Answer, ...] = Field(min_length=1)
 
 
-def write_reading(folder: Path, rows: Sequence[dict[str, Any]], cases: int, out: Path | None, visit_ids: bool) -> Path:
-    """Write a page for readers and its key, without line breaks, which would give the draft away."""
+class _Shown(NamedTuple):
+    """Size of what readers see: pixels of a side, slices of a CT; and of radiographs the lateral view too."""
+
+    image_size: int
+    slices: int = 2 * COLUMNS
+    lateral: bool = True
+
+
+def write_reading(
+    folder: Path,
+    rows: Sequence[dict[str, Any]],
+    patients: Sequence[Patient] | None = None,
+    limits: Limits | None = None,
+    *,
+    cases: int,
+    out: Path | None,
+    visit_ids: bool,
+) -> Path:
+    """Write a page for readers and its key, without line breaks, which would give the draft away.
+
+    Images of ``patients`` lie in a folder beside the page, named by the case's number, which tells neither side.
+    """
     if cases < 1:
         raise ConfigError(f"--cases must be at least 1, not {cases}")
     chance, page = secrets.SystemRandom(), secrets.token_hex(8)
+    file = out or folder / f"{READING}{page}.html"
+    drawn = chance.sample(list(rows), min(cases, len(rows)))
+    images: list[dict[str, str]] = [{} for _ in drawn]
+    if patients is not None:
+        images = _write_images(file.with_name(f"{READING}{page}"), drawn, patients, limits)
     key, shown = [], []
-    for row in chance.sample(list(rows), min(cases, len(rows))):
+    for row, of_case in zip(drawn, images, strict=True):
         draft, reference = (" ".join(plain(row[name]).split()) for name in ("text", "reference"))
         side: Side = chance.choice(("A", "B"))
         patient, visit, digest = _draft(row)
         key.append(Case(patient=patient, visit=visit, draft=side, sha256=digest))
         texts = {"a": draft, "b": reference} if side == "A" else {"a": reference, "b": draft}
-        shown.append(texts | ({"visit": key[-1].visit} if visit_ids else {}))
+        shown.append(texts | of_case | ({"visit": key[-1].visit} if visit_ids else {}))
     write_json(folder / f"{READING}{page}.json", {"cases": [case.to_dict() for case in key]}, PRIVATE)
     script = Path(__file__).with_name("templates").joinpath("reading.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     html = render("reading.html", page=page, cases=shown, script=Markup(script), digest=Markup(digest))
-    return write_text(out or folder / f"{READING}{page}.html", html, PRIVATE)
+    return write_text(file, html, PRIVATE)
+
+
+def _write_images(
+    folder: Path, rows: Sequence[Mapping[str, Any]], patients: Sequence[Patient], limits: Limits | None
+) -> list[dict[str, str]]:
+    """Write a picture of each case and of the patient's visit before; their addresses on the page."""
+    visits: dict[tuple[str, str, str], dict[str, Visit]] = {}
+    for patient in patients:
+        for before, now in zip((None, *patient.visits), patient.visits, strict=False):
+            of_case = {"before": before, "now": now} if before else {"now": now}
+            visits[now.patient_id, now.visit_id, now.report] = of_case
+    keys = [(str(row["patient_id"]), str(row["visit_id"]), row["reference"]) for row in rows]
+    if missing := sum(key not in visits for key in keys):
+        text = f"--images: {missing} of {len(keys)} cases are not in it with these reports"
+        raise ConfigError(f"{text}; name the site file or manifest that the run had")
+    wanted = list({visit: None for key in keys for visit in visits[key].values()})
+    size = _Shown(256 if any(visit.modality == "ct" for visit in wanted) else LARGEST // 2)
+    addresses: list[dict[str, str]] = []
+    with tempfile.TemporaryDirectory(dir=private_folder(folder)) as temporary:
+        prepared = prepare_visits(wanted, size, Path(temporary), limits=limits)
+        for error in prepared.errors.values():
+            raise error
+        for number, key in enumerate(keys, start=1):
+            addresses.append({})
+            for when, visit in visits[key].items():
+                name = f"{number}-{when}.png"
+                if (image := cache.load(prepared.entries[visit])) is not None:
+                    write_bytes(folder / name, png(_picture(visit, image), LARGEST), PRIVATE)
+                    addresses[-1][when] = f"{folder.name}/{name}"
+    return addresses
+
+
+def _picture(visit: Visit, prepared: cache.Prepared) -> np.ndarray:
+    """Slices of a CT in rows, in the lung window and below it the mediastinal one; else the views side by side."""
+    image = prepared.image  # (S, 3, H, W)
+    if visit.modality == "photograph":
+        return image[0].transpose(1, 2, 0)
+    if visit.modality == "radiograph":
+        return np.hstack(image[:, 0])
+    rows = [np.hstack(image[i : i + COLUMNS, window]) for i in range(0, len(image), COLUMNS) for window in (0, 1)]
+    return np.vstack(rows)
 
 
 def reading_results(

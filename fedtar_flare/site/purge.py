@@ -155,7 +155,7 @@ def _plan_patient(
     result.remove += [(entry, f"prepared image of patient {patient}") for entry in sorted(images)]
     kinds = dict.fromkeys((EXAMPLES_FILE, EXAMPLES_PAGE), "example page with reports and images")
     kinds |= {"phi.html": "page with a point for each patient", "periods.html": "page of its patients' numbers"}
-    kinds[f"{READING}*"] = "page of a blinded reading, or its key"
+    kinds[f"{READING}*"] = "page of a blinded reading, its key or its images"
     kinds["export.key"] = "secret of the ids of exported pairs"
     kinds |= dict.fromkeys((f"{REPORT_SCORES}*", "ahead-*", f"{TASK_SCORES}*"), "scores of reports or images, with ids")
     for folder in (folder for folders in runs.values() for folder in folders):

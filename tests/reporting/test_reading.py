@@ -13,10 +13,13 @@ import numpy as np
 import pytest
 from command import console_commands
 from command import fedtar_here as here
+from kits import write_radiographs
+from PIL import Image
 from scipy.stats import kendalltau
 from sklearn.metrics import cohen_kappa_score
 
 from fedtar_flare.core.files import write_json, write_text
+from fedtar_flare.curation.check import included
 from fedtar_flare.learning.evaluation import write_report_scores
 from fedtar_flare.metrics.significance import kappa_score
 
@@ -63,6 +66,36 @@ def test_the_page_hides_who_and_which_is_the_draft_and_its_key_tells(made):
         sides = [f"{what} {one['visit'][6:]}" for what in ("draft", "reference")]
         both = [shown["a"].split(" <")[0], shown["b"].split(" <")[0]]
         assert both == (sides if one["draft"] == "A" else sides[::-1])
+
+
+def test_images_lie_in_a_private_folder_under_names_that_tell_no_side(tmp_path):
+    write_radiographs(tmp_path, 4, visits=2)
+    visits = [visit for patient in included(tmp_path)[0] for visit in patient.visits]
+    rows = [row | {"patient_id": visit.patient_id, "visit_id": visit.visit_id, "reference": visit.report}
+            for row, visit in zip(ROWS, visits, strict=False)]  # fmt: skip
+    state = write_report_scores(tmp_path / "STATE", 3, rows).parent
+    here("read", state, "--images", tmp_path / "manifest.csv", "-o", tmp_path / "pages/reading.html")
+    (folder,) = (tmp_path / "pages").glob("reading-*")
+    cases = json.loads((state / folder.name).with_suffix(".json").read_text())["cases"]
+    shown = json.loads(re.search(r'id="data">(.*?)</script>', (tmp_path / "pages/reading.html").read_text())[1])[
+        "cases"
+    ]
+    assert folder.stat().st_mode & 0o777 == 0o700 and {file.stat().st_mode & 0o777 for file in folder.iterdir()} == {
+        0o600
+    }
+    for number, (case, one) in enumerate(zip(cases, shown, strict=True), start=1):
+        at = next(i for i, visit in enumerate(visits) if visit.visit_id == case["visit"])
+        expected = {"now": at} | ({"before": at - 1} if at % 2 else {})
+        assert {when: one[when] for when in one if when not in "ab"} == {
+            when: f"{folder.name}/{number}-{when}.png" for when in expected
+        }
+        for when, i in expected.items():
+            small = [np.asarray(Image.open(file).resize((16, 16)), float).ravel()
+                     for file in (tmp_path / "pages" / one[when], visits[i].image)]  # fmt: skip
+            assert np.corrcoef(small)[0, 1] > 0.9
+    assert len(list(folder.iterdir())) == 6
+    write_report_scores(state, 4, [row | {"reference": "Another."} for row in rows])
+    assert "4 of 4 cases are not in it" in here("read", state, "--images", tmp_path / "manifest.csv")[2]
 
 
 def test_the_commands_of_the_page_give_the_answers_shares_and_agreement(made, repository):

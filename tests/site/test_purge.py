@@ -12,6 +12,7 @@ from kits import add_to_site_file, make_kit, write_radiographs
 from labelers import published
 
 from fedtar_flare.core.errors import ConfigError, ExchangeError
+from fedtar_flare.core.files import write_text
 from fedtar_flare.data.cells import Timeline
 from fedtar_flare.imaging.cache import computed_path, store_computed
 from fedtar_flare.imaging.pipeline import Size, entry_of, prepare
@@ -26,7 +27,7 @@ from fedtar_flare.site.site_file import read_site_file
 from fedtar_flare.site.state import SiteState
 
 RUNS = ("20260101-000000-aaaa", "20260202-000000-bbbb")
-PAGES = ("examples.html", "periods.html", "ahead-0002.jsonl")
+PAGES = ("examples.html", "periods.html", "ahead-0002.jsonl", "reading-0/1-now.png")
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def kit(tmp_path, monkeypatch):
     for run in RUNS:
         SiteState(state_of(kit), run, "hospital-a").save("0001-01", {}, {})
         for name in PAGES:
-            (state_of(kit) / run / "hospital-a" / name).write_text("report")
+            write_text(state_of(kit) / run / "hospital-a" / name, "report")
     (state_of(kit) / "audit" / "job.jsonl").write_text("{}\n")
     (state_of(kit) / "privacy_ledger.json").write_text("{}")
     for size in (32, 40):

@@ -21,6 +21,10 @@ function show() {
   byId("where").textContent = `Case ${at + 1} of ${cases.length}` + (one.visit ? `, visit ${one.visit}` : "");
   byId("a").textContent = one.a || "(no text)";
   byId("b").textContent = one.b || "(no text)";
+  for (const link of document.querySelectorAll("#images a")) {
+    link.hidden = !one[link.id];
+    if (one[link.id]) link.href = link.firstChild.src = one[link.id];
+  }
   NAMES.forEach((name, i) => {
     form.elements[name].forEach((input) => { input.checked = input.value === own[name]; });
     byId(`of-${name}`).classList.toggle("now", i === question);
