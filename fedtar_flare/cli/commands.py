@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.files import is_file_or_folder
 from fedtar_flare.core.text import EVERY_SECONDS
 
 Commands = argparse._SubParsersAction
@@ -87,6 +88,13 @@ def add_site_choice(command: argparse.ArgumentParser) -> None:
     choice = command.add_mutually_exclusive_group()
     choice.add_argument("--kit", type=Path, default=Path(), help="the site's startup kit (default: this folder)")
     choice.add_argument("--simulated", metavar="SITE", help="a site of the simulator instead, by name")
+
+
+def there(text: str) -> Path:
+    """The path of a file or folder that an argument names; wrong use where there is none."""
+    if not is_file_or_folder(path := Path(text)):
+        raise argparse.ArgumentTypeError(f"{text}: there is no such file or folder")
+    return path
 
 
 def given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from fedtar_flare.cli.commands import (
     given,
     grouped,
     show,
+    there,
 )
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.files import read_yaml
@@ -60,7 +61,7 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--drawn", choices=("patients", "studies"), help=of_drawn)
 
     command = add_command(commands, report, "make the page of a run, also of one that was killed or downloaded")
-    command.add_argument("run_folder", type=Path, help="results of a run, a workspace, or a downloaded job's folder")
+    command.add_argument("run_folder", type=there, help="results of a run, a workspace, or a downloaded job's folder")
     what = (
         "run of local_patient at the same hospitals, whose scores then stand beside this run's as each hospital alone"
     )
@@ -87,7 +88,7 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--force", action="store_true", help="although FLARE says it runs (its server was killed)")
 
     command = add_command(commands, release, "let a run's adapter leave the study, if every site has voted for it")
-    command.add_argument("run_folder", type=Path, metavar="run", help="folder of the run, with the sites' votes in it")
+    command.add_argument("run_folder", type=there, metavar="run", help="folder of the run, with the sites' votes in it")
     command.add_argument("--project", type=Path, required=True, help="the project file that the sites have voted by")
     command.add_argument("--kit", type=Path, required=True, help="kit of the study lead, who signs")
 
@@ -140,6 +141,8 @@ def evaluate(arguments: argparse.Namespace) -> None:
     (method evaluate). For hospitals, export the job: 'fedtar export --method evaluate --set evaluate.candidates=...'.
     """
     named = [text.partition("=") for text in arguments.candidates]
+    if gone := [path for _, _, path in named if path and not Path(path).expanduser().exists()]:
+        raise ConfigError(f"{gone[0]}: there is no such file or folder")
     places = {name: str(Path(path).expanduser().resolve()) if path else "" for name, _, path in named}
     arguments.method, arguments.set = "evaluate", [*arguments.set, f"evaluate.candidates={json.dumps(places)}"]
     simulate(arguments)
@@ -194,7 +197,7 @@ def compare(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--workers must be at least 1, not {arguments.workers}")
     suite = read_suite(arguments.suite)
     if arguments.sites is not None and not 1 <= arguments.sites <= len(suite.sites):
-        raise ConfigError(f"-n {arguments.sites}: the suite has {len(suite.sites)} hospitals")
+        raise ConfigError(f"-n must be from 1 to {len(suite.sites)}, the suite's hospitals; got {arguments.sites}")
     first = suite.sites[: arguments.sites]
     changed = {"references": tuple(arguments.against), "drawn": arguments.drawn, "sites": first}
     suite = suite.replace(**{name: value for name, value in changed.items() if value})

@@ -6,7 +6,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from fedtar_flare.core.errors import DataError
+from fedtar_flare.core.errors import ConfigError, DataError
 from fedtar_flare.data.cohort import Modality, Sex, Visit
 from fedtar_flare.data.sources.fields import PICTURES, age_of, moment_of, sex_of
 from fedtar_flare.imaging.readers.dicom_files import headers
@@ -63,7 +63,7 @@ def study_of(image: Path, modality: Modality | None = None, **patient: Any) -> S
     before: Path | None = given.get("prior_image")
     for path in (image, before):
         if path is not None and not path.exists():
-            raise DataError(f"{path} is not there", reason="no-image")
+            raise ConfigError(f"{path}: there is no such file or folder")
     header = next(headers(image), None)
     if header is not None:
         stated: dict[str, Any] = {

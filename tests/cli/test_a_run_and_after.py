@@ -120,7 +120,7 @@ def test_generate_refuses_what_cannot_be_right(results, site_state, a_study, tmp
     shutil.copytree(site_state, other)
     with_state = ("--adapter", results / "adapter", "--state", other, "--time-step", 1)
     assert "20200101-000000-aaaaaaaa" in failing("generate", a_study, *with_state)
-    assert "is not there" in failing("generate", tmp_path / "gone", "--adapter", results / "adapter", code=1)
+    assert "there is no such file" in failing("generate", tmp_path / "gone", "--adapter", results / "adapter")
 
 
 def test_the_sites_own_page_of_examples_has_no_identity_and_stays_at_the_site(place, results, site_state, hospitals):
