@@ -148,8 +148,8 @@ def _picture(visit: Visit, prepared: cache.Prepared) -> np.ndarray:
     if visit.modality == "photograph":
         return image[0].transpose(1, 2, 0)
     if visit.modality == "radiograph":
-        return np.hstack(image[:, 0])
-    rows = [np.hstack(image[i : i + COLUMNS, window]) for i in range(0, len(image), COLUMNS) for window in (0, 1)]
+        return np.hstack([*image[:, 0]])
+    rows = [np.hstack([*image[i : i + COLUMNS, window]]) for i in range(0, len(image), COLUMNS) for window in (0, 1)]
     return np.vstack(rows)
 
 

@@ -154,7 +154,7 @@ def test_what_only_a_resume_needs_goes_some_days_after_a_run_ended_well(kit):
     site, config = Site.outside_of_jobs(kit), read_site_file(kit / "local" / "fedtar.yaml")
 
     def left():
-        for path in (state.folder, *state.folder.iterdir()):
+        for path in (state.folder, *state.folder.rglob("*")):
             os.utime(path, (old, old))
         return {path.name.split(".")[0] for path, _ in plan(site, retention=True).remove}
 
@@ -166,7 +166,7 @@ def test_what_only_a_resume_needs_goes_some_days_after_a_run_ended_well(kit):
     assert "next in 0" in environment.retention(kit, config).text
     plan(site, retention=True).carry_out()
     assert "next in 84" in environment.retention(kit, config.replace(retention_days=99)).text
-    assert state.versions() == ["0003-01"] and {*PAGES} < {path.name for path in state.folder.iterdir()}
+    assert state.versions() == ["0003-01"] and {*PAGES} < files(state.folder)
 
 
 def test_the_command_shows_first_and_deletes_with_yes(kit):
