@@ -209,8 +209,7 @@ def compare(arguments: argparse.Namespace) -> int:
         require_hospitals(suite)
     failed = [] if arguments.page else run_suite(arguments.out, chosen, processes=arguments.workers)
     page = write_page(arguments.out, suite, planned)
-    advice = ": run without --page first" if arguments.page else ""
-    print(f"page: {page}" if page else f"no finished runs in {arguments.out}{advice}")
+    print(f"page: {page}" if page else f"no finished runs in {arguments.out}; without --page they are made")
     for line in failed:
         print(f"failed: {line}")
     return 1 if failed or page is None else 0

@@ -28,8 +28,7 @@ examples:
   fedtar settings fedavg                        what can be set, and what it means
   fedtar data check manifest.csv                which studies can be used, and why others cannot
 
-exit codes: 0 done, 1 failed, 2 wrong use (an option, a setting or a site file that does not fit),
-130 interrupted
+exit codes: 0 done, 1 failed, 2 wrong use (an option, a setting or a site file that does not fit), 130 interrupted
 """
 
 

@@ -325,8 +325,8 @@ def read(arguments: argparse.Namespace) -> None:
 
     rows = report_texts(arguments.state, arguments.round, personal=not arguments.shared)
     if not arguments.answers:
-        studies = included(arguments.images) if arguments.images else ()
-        page = write_reading(arguments.state, rows, *studies, **given(arguments, "cases", "out", "visit_ids"))
+        studies = included(arguments.images) if arguments.images else None
+        page = write_reading(arguments.state, rows, **given(arguments, "cases", "out", "visit_ids"), studies=studies)
         return show(arguments, {"page": str(page)}, f"{page}: to be opened in a browser, and to stay at the hospital")
     models = RadEvalMetrics(arguments.metrics.split(","), arguments.weights) if arguments.metrics else None
     results = reading_results(arguments.state, arguments.answers, rows, models)

@@ -39,6 +39,7 @@ class Size(NamedTuple):
 
     image_size: int
     slices: int
+    lateral: bool = False  # of a radiograph, the lateral view too
 
 
 def prepare(visit: Visit, size: InputSize, cache_dir: Path, transforms: Sequence[Spec] = ()) -> Prepared:

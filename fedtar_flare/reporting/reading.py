@@ -6,7 +6,7 @@ import secrets
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from markupsafe import Markup
@@ -18,9 +18,8 @@ from fedtar_flare.core.files import PRIVATE, private_folder, read_json, write_by
 from fedtar_flare.core.settings import Settings, build
 from fedtar_flare.core.text import plain
 from fedtar_flare.data.cohort import Patient, Visit
-from fedtar_flare.imaging import cache
-from fedtar_flare.imaging.limits import Limits
-from fedtar_flare.imaging.pipeline import prepare_visits
+from fedtar_flare.imaging.limits import Limits, applied
+from fedtar_flare.imaging.pipeline import Size, prepare
 from fedtar_flare.imaging.thumbnails import png
 from fedtar_flare.metrics.radeval import RadEvalMetrics
 from fedtar_flare.metrics.registry import SCORES
@@ -31,6 +30,7 @@ from fedtar_flare.reporting.render import render
 READING = "reading-"  # prefix of the names of pages, keys and folders of images
 Side = Literal["A", "B"]
 QUESTIONS = ("preferred", "significant error", "acceptable as it is")
+Studies = tuple[Sequence[Patient], Limits]  # where a page's images are found, and what reading one may take
 COLUMNS = 6  # of slices in a picture of a CT
 LARGEST = 2560  # pixels of a picture's side
 
@@ -67,36 +67,19 @@ class Answers(Settings):
     answers: tuple[Answer, ...] = Field(min_length=1)
 
 
-class _Shown(NamedTuple):
-    """Size of what readers see: pixels of a side, slices of a CT; and of radiographs the lateral view too."""
-
-    image_size: int
-    slices: int = 2 * COLUMNS
-    lateral: bool = True
-
-
 def write_reading(
-    folder: Path,
-    rows: Sequence[dict[str, Any]],
-    patients: Sequence[Patient] | None = None,
-    limits: Limits | None = None,
-    *,
-    cases: int,
-    out: Path | None,
-    visit_ids: bool,
+    folder: Path, rows: Sequence[dict[str, Any]], cases: int, out: Path | None, visit_ids: bool, studies: Studies | None
 ) -> Path:
     """Write a page for readers and its key, without line breaks, which would give the draft away.
 
-    Images of ``patients`` lie in a folder beside the page, named by the case's number, which tells neither side.
+    Images of ``studies`` lie in a folder beside the page, named by the case's number, which tells neither side.
     """
     if cases < 1:
         raise ConfigError(f"--cases must be at least 1, not {cases}")
     chance, page = secrets.SystemRandom(), secrets.token_hex(8)
     file = out or folder / f"{READING}{page}.html"
     drawn = chance.sample(list(rows), min(cases, len(rows)))
-    images: list[dict[str, str]] = [{} for _ in drawn]
-    if patients is not None:
-        images = _write_images(file.with_name(f"{READING}{page}"), drawn, patients, limits)
+    images = _write_images(file.with_name(f"{READING}{page}"), drawn, *studies) if studies else [{} for _ in drawn]
     key, shown = [], []
     for row, of_case in zip(drawn, images, strict=True):
         draft, reference = (" ".join(plain(row[name]).split()) for name in ("text", "reference"))
@@ -113,42 +96,34 @@ def write_reading(
 
 
 def _write_images(
-    folder: Path, rows: Sequence[Mapping[str, Any]], patients: Sequence[Patient], limits: Limits | None
+    folder: Path, rows: Sequence[Mapping[str, Any]], patients: Sequence[Patient], limits: Limits
 ) -> list[dict[str, str]]:
     """Write a picture of each case and of the patient's visit before; their addresses on the page."""
     visits: dict[tuple[str, str, str], dict[str, Visit]] = {}
     for patient in patients:
         for before, now in zip((None, *patient.visits), patient.visits, strict=False):
-            of_case = {"before": before, "now": now} if before else {"now": now}
-            visits[now.patient_id, now.visit_id, now.report] = of_case
+            visits[now.patient_id, now.visit_id, now.report] = {"now": now} | ({"before": before} if before else {})
     keys = [(str(row["patient_id"]), str(row["visit_id"]), row["reference"]) for row in rows]
     if missing := sum(key not in visits for key in keys):
         text = f"--images: {missing} of {len(keys)} cases are not in it with these reports"
         raise ConfigError(f"{text}; name the site file or manifest that the run had")
-    wanted = list({visit: None for key in keys for visit in visits[key].values()})
-    size = _Shown(256 if any(visit.modality == "ct" for visit in wanted) else LARGEST // 2)
-    addresses: list[dict[str, str]] = []
-    with tempfile.TemporaryDirectory(dir=private_folder(folder)) as temporary:
-        prepared = prepare_visits(wanted, size, Path(temporary), limits=limits)
-        for error in prepared.errors.values():
-            raise error
-        for number, key in enumerate(keys, start=1):
-            addresses.append({})
+    addresses: list[dict[str, str]] = [{} for _ in keys]
+    with tempfile.TemporaryDirectory(dir=private_folder(folder)) as cache:
+        for i, key in enumerate(keys):
             for when, visit in visits[key].items():
-                name = f"{number}-{when}.png"
-                if (image := cache.load(prepared.entries[visit])) is not None:
-                    write_bytes(folder / name, png(_picture(visit, image), LARGEST), PRIVATE)
-                    addresses[-1][when] = f"{folder.name}/{name}"
+                addresses[i][when] = f"{folder.name}/{i + 1}-{when}.png"
+                with applied(limits):
+                    picture = _picture(visit, Path(cache))
+                write_bytes(folder.parent / addresses[i][when], png(picture, LARGEST), PRIVATE)
     return addresses
 
 
-def _picture(visit: Visit, prepared: cache.Prepared) -> np.ndarray:
+def _picture(visit: Visit, cache: Path) -> np.ndarray:
     """Slices of a CT in rows, in the lung window and below it the mediastinal one; else the views side by side."""
-    image = prepared.image  # (S, 3, H, W)
-    if visit.modality == "photograph":
-        return image[0].transpose(1, 2, 0)
-    if visit.modality == "radiograph":
-        return np.hstack([*image[:, 0]])
+    if visit.modality != "ct":
+        image = prepare(visit, Size(LARGEST // 2, 1, lateral=True), cache).image  # (views, 3, H, W)
+        return np.hstack([*image.transpose(0, 2, 3, 1)])
+    image = prepare(visit, Size(LARGEST // 10, 2 * COLUMNS), cache).image  # (slices, windows, H, W)
     rows = [np.hstack([*image[i : i + COLUMNS, window]]) for i in range(0, len(image), COLUMNS) for window in (0, 1)]
     return np.vstack(rows)
 

@@ -90,7 +90,7 @@ def test_images_lie_in_a_private_folder_under_names_that_tell_no_side(tmp_path):
             when: f"{folder.name}/{number}-{when}.png" for when in expected
         }
         for when, i in expected.items():
-            small = [np.asarray(Image.open(file).resize((16, 16)), float).ravel()
+            small = [np.asarray(Image.open(file).convert("L").resize((16, 16)), float).ravel()
                      for file in (tmp_path / "pages" / one[when], visits[i].image)]  # fmt: skip
             assert np.corrcoef(small)[0, 1] > 0.9
     assert len(list(folder.iterdir())) == 6
