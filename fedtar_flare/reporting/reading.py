@@ -108,13 +108,14 @@ def _write_images(
         text = f"--images: {missing} of {len(keys)} cases are not in it with these reports"
         raise ConfigError(f"{text}; name the site file or manifest that the run had")
     addresses: list[dict[str, str]] = [{} for _ in keys]
-    with tempfile.TemporaryDirectory(dir=private_folder(folder)) as cache:
+    with tempfile.TemporaryDirectory(prefix=READING, dir=private_folder(folder.parent)) as cache:
+        made = private_folder(Path(cache) / folder.name)
         for i, key in enumerate(keys):
             for when, visit in visits[key].items():
                 addresses[i][when] = f"{folder.name}/{i + 1}-{when}.png"
                 with applied(limits):
-                    picture = _picture(visit, Path(cache))
-                write_bytes(folder.parent / addresses[i][when], png(picture, LARGEST), PRIVATE)
+                    write_bytes(made.parent / addresses[i][when], png(_picture(visit, made.parent), LARGEST), PRIVATE)
+        made.rename(folder)
     return addresses
 
 
