@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 import fedtar_flare
+from fedtar_flare.cli import commands
 from fedtar_flare.cli.main import parser
 from fedtar_flare.core.settings import Settings, build
 from fedtar_flare.data.sources import READERS
@@ -65,7 +66,8 @@ def test_pages_show_a_suite_that_can_be_read_and_every_column_of_a_manifest(repo
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_commands_that_a_page_shows_are_of_the_command_line(repository, page):
+def test_commands_that_a_page_shows_are_of_the_command_line(repository, page, monkeypatch):
+    monkeypatch.setattr(commands, "is_file_or_folder", lambda path: True)
     blocks = re.findall(r"^```(?:bash|console)?\n(.*?)^```", read(repository, page), flags=re.M | re.S)
     for line in "".join(blocks).replace("\\\n", "").splitlines():
         if found := re.match(r"(?:\$ )?(?:[A-Z_]+=\S+ )*fedtar (.+)", line):

@@ -86,9 +86,7 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--answers", type=Path, nargs="+", metavar="FILE", help="a file of each reader: the table")
     command.add_argument("--cases", type=int, default=50, help="most reports on the page, drawn at random (default 50)")
     command.add_argument("--visit-ids", action="store_true", help="show each visit's id, to find its images by")
-    command.add_argument(
-        "--images", type=Path, metavar="TABLE", help="site file or manifest of the run: show its images"
-    )
+    command.add_argument("--images", type=Path, metavar="TABLE", help="the run's manifest or site file: show images")
     command.add_argument("--round", type=int, help="default: the last one that was scored")
     command.add_argument("--shared", action="store_true", help="reports of the shared adapter alone")
     _add_metrics(command)
