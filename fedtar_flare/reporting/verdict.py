@@ -24,7 +24,7 @@ def verdict(run: Run, sections: Sequence[Section] = ()) -> list[str]:
     if run.shown is None:
         return [f"Nothing is known of training: only the {start_name(run)} was scored ({over})."]
     if not row.before:
-        return [f"Only round {run.shown.round} was scored ({over}), so the change is unknown."]
+        return [f"Only round {run.shown.round} was scored ({over}): no change is known."]
     lines = [f"From the {start_name(run)} to round {run.shown.round} ({over})."]
     if control := control_of(run):
         lines.append(f"Alone: each hospital by itself ({control.site}).")

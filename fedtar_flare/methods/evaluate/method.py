@@ -108,14 +108,14 @@ def comparison(run: Run) -> Section | None:
     for key, of_score in events[-1].results.items():
         for label, (*ends, p) in of_score.items():
             shown = "{} ({} to {})".format(*(score(key, end) for end in ends))
-            rows.append([heading(key), label, shown, number(p)])
+            rows.append([heading(key), label, shown, "< 0.001" if p is not None and p < 5e-4 else number(p)])
     for site, found in events[-1].sites.items():
         where.append([site, ", ".join(f"{name}: {status}" for name, status in found.items())])
     content = table(["score", "candidate or difference", "value", "p"], rows, left={1})
     lead = (
         "Test patients of all sites together, by the sites' sums alone, with 95 % intervals over patients; differences "
-        "are on the same patients, p after Holm for the number of pairs. Withheld is a candidate whose drafts differ "
-        "from earlier ones in too few patients'."
+        "are on the same patients, p after Holm for the number of pairs. Withheld: the drafts differ from earlier ones "
+        "for too few patients. Scores elsewhere on this page are the first candidate's."
     )
     where += [[site, why] for site, why in events[-1].left_out.items()]
     return Section("candidates", "Candidates", lead, content + table(["site", "candidates"], where, left={1}))
