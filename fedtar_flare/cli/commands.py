@@ -90,7 +90,7 @@ def add_site_choice(command: argparse.ArgumentParser) -> None:
     choice.add_argument("--simulated", metavar="SITE", help="a site of the simulator instead, by name")
 
 
-def there(text: str) -> Path:
+def existing(text: str) -> Path:
     """The path of a file or folder that an argument names; wrong use where there is none."""
     if not is_file_or_folder(path := Path(text)):
         raise argparse.ArgumentTypeError(f"{text}: there is no such file or folder")

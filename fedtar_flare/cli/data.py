@@ -15,10 +15,10 @@ from fedtar_flare.cli.commands import (
     add_command,
     add_group,
     add_repeated,
+    existing,
     given,
     grouped,
     show,
-    there,
 )
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def add_commands(commands: Commands) -> None:
     intake.add_commands(group)
     codes = "Exit codes: 0 a manifest was written, 1 none could be, 2 wrong use. Then: fedtar data check MANIFEST."
     command = add_command(group, index, "make a manifest of a DICOM export folder and a table of reports", codes)
-    command.add_argument("folder", type=there, help="the export: CT series, or CR and DX radiographs")
+    command.add_argument("folder", type=existing, help="the export: CT series, or CR and DX radiographs")
     which = (
         "CSV table with the column 'report' and one of 'study_instance_uid', 'accession_number' (best with 'issuer'), "
         "or 'patient_id' with 'study_date'; or a folder with <AccessionNumber>.txt or <StudyInstanceUID>.txt (default: "
@@ -49,7 +49,7 @@ def add_commands(commands: Commands) -> None:
     codes = "Exit codes: 0 everything can be used, 1 something was rejected or patients share a picture, 2 wrong use."
     what = "open everything that a manifest or site file names, and say what cannot be used and why"
     command = add_command(group, check, what, codes)
-    command.add_argument("target", type=there, help="manifest.csv, its folder, or a site file such as fedtar.yaml")
+    command.add_argument("target", type=existing, help="manifest.csv, its folder, or a site file such as fedtar.yaml")
     command.add_argument("-o", "--out", type=Path, default=Path("data-check.html"), help="default data-check.html")
     command.add_argument("-j", "--workers", type=int, help=WORKERS)
     command.add_argument("--thumbnails", type=int, default=24, help="studies that are shown (default 24; 0: none)")
@@ -68,13 +68,13 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("-j", "--workers", type=int, help=WORKERS)
 
     command = add_command(group, unpack, "write packed, labelled pictures (MedMNIST's .npz) as pictures and a manifest")
-    command.add_argument("file", type=there, help="the .npz file")
+    command.add_argument("file", type=existing, help="the .npz file")
     command.add_argument("-o", "--out", type=Path, required=True, help="folder of the pictures and manifest.csv")
     command.add_argument("--names", default="", help="of the classes, separated by commas (default: class-0, ...)")
     command.add_argument("--most", type=int, help="pictures of each part at most, evenly spread (default: all)")
 
     command = add_command(group, label, "make a manifest of pictures and the tables or folders that label them")
-    command.add_argument("folder", type=there, help="images at any depth")
+    command.add_argument("folder", type=existing, help="images at any depth")
     command.add_argument("-o", "--out", type=Path, default=Path("manifest.csv"), help="default manifest.csv")
     add_repeated(command, "--table", "FILE", "CSV table with a row for each image; several are joined by image")
     what = "column of image (needed), patient_id, study_datetime, order, age, sex, split or institution"

@@ -14,10 +14,10 @@ from fedtar_flare.cli.commands import (
     add_command,
     add_repeated,
     add_sites,
+    existing,
     given,
     grouped,
     show,
-    there,
 )
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.files import read_yaml
@@ -61,7 +61,9 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--drawn", choices=("patients", "studies"), help=of_drawn)
 
     command = add_command(commands, report, "make the page of a run, also of one that was killed or downloaded")
-    command.add_argument("run_folder", type=there, help="results of a run, a workspace, or a downloaded job's folder")
+    command.add_argument(
+        "run_folder", type=existing, help="results of a run, a workspace, or a downloaded job's folder"
+    )
     what = (
         "run of local_patient at the same hospitals, whose scores then stand beside this run's as each hospital alone"
     )
@@ -88,7 +90,9 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--force", action="store_true", help="although FLARE says it runs (its server was killed)")
 
     command = add_command(commands, release, "let a run's adapter leave the study, if every site has voted for it")
-    command.add_argument("run_folder", type=there, metavar="run", help="folder of the run, with the sites' votes in it")
+    command.add_argument(
+        "run_folder", type=existing, metavar="run", help="folder of the run, with the sites' votes in it"
+    )
     command.add_argument("--project", type=Path, required=True, help="the project file that the sites have voted by")
     command.add_argument("--kit", type=Path, required=True, help="kit of the study lead, who signs")
 

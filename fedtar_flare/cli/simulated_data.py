@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedtar_flare.cli.commands import Commands, add_command, add_repeated, add_sites, given, pairs, show, there
+from fedtar_flare.cli.commands import Commands, add_command, add_repeated, add_sites, existing, given, pairs, show
 
 
 def add_commands(commands: Commands) -> None:
@@ -26,7 +26,7 @@ def add_commands(commands: Commands) -> None:
     )
     command = add_command(commands, partition, "divide a collection into the sites of a simulated federation", examples)
     command.add_argument("source", help="manifest, mimic_cxr, ct_rate, iu_xray, chexpert_plus or covid_chestxray")
-    command.add_argument("path", type=there, help="the table or folder of the source")
+    command.add_argument("path", type=existing, help="the table or folder of the source")
     how = "random: equal sizes; clusters: like reports together; dirichlet: classes of patients spread unevenly"
     command.add_argument("--by", required=True, choices=("institution", "random", "clusters", "dirichlet"), help=how)
     command.add_argument("-o", "--out", type=Path, required=True, help="folder to write into")

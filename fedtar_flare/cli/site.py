@@ -13,10 +13,10 @@ from fedtar_flare.cli.commands import (
     add_group,
     add_repeated,
     add_site_choice,
+    existing,
     given,
     grouped,
     show,
-    there,
 )
 from fedtar_flare.core.errors import ConfigError, FedTARError
 from fedtar_flare.core.text import columns, plain
@@ -87,14 +87,14 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--site-file", type=Path, help="site file of a simulated site")
 
     command = add_command(group, audit_model, "what a run's adapter remembers of this site's patients")
-    command.add_argument("results", type=there, metavar="run", help="folder of the run, or its adapter folder alone")
+    command.add_argument("results", type=existing, metavar="run", help="folder of the run, or its adapter folder alone")
     text = "also compare with N repetitions (2 or more) of this site's part of the run on random halves of its patients"
     command.add_argument("--shadows", type=int, default=0, metavar="N", help=text)
     add_repeated(command, "--set", "GROUP.NAME=VALUE", "a setting of the base model, such as model.weights=PATH")
     add_site_choice(command)
 
     command = add_command(group, vote, "sign whether a run's adapter, audited here before, may leave the study")
-    command.add_argument("results", type=there, metavar="run", help="folder of the run, or its adapter folder alone")
+    command.add_argument("results", type=existing, metavar="run", help="folder of the run, or its adapter folder alone")
     command.add_argument("answer", choices=("yes", "no"), help="what the site's staff decides")
     command.add_argument("--project", type=Path, required=True, help="project file: the sites that vote, and the gates")
     command.add_argument("-o", "--out", type=Path, default=Path(), help="folder for the vote (default: this one)")
