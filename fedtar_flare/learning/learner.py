@@ -45,7 +45,7 @@ class ReportLearner(SiteModel):
     training, **others
         Arguments of :class:`SiteModel`.
     has_patients : bool
-        Whether visits are real: no visit's gradient weighs more than another's, and DP-SGD draws anew in every task.
+        Whether visits are real: no patient's gradient weighs more than another's, and DP-SGD draws anew in every task.
     """
 
     personal_optimizer: torch.optim.Optimizer | None = None
@@ -54,7 +54,7 @@ class ReportLearner(SiteModel):
     shares_batches: ClassVar[bool] = False
     """Whether several processes may share a batch though the class sums it in its own way."""
     equal_layers: ClassVar[str] = "*"
-    """Glob of the LoRA layers whose input has a batch's visits in their order: no visit weighs more than another."""
+    """Glob of the LoRA layers whose input has a batch's visits in their order: no patient weighs more than another."""
     loss_updates: ClassVar[int | None] = None
     """How many local updates, from the first one, are behind the loss of :class:`Trained`; None: all."""
 
@@ -319,6 +319,8 @@ class ReportLearner(SiteModel):
         """Sum of report losses over ``count``, and its gradient."""
         share = self.ranks.share(samples)
         shares = None if training_seed is None else self.shares
+        if shares is not None:
+            shares.begin([sample.visit.patient_id for sample in samples])
 
         def run(size: int) -> Tensor:
             self._micro_batch = size
@@ -326,7 +328,7 @@ class ReportLearner(SiteModel):
             total = torch.zeros((), dtype=torch.float64, device=self.device)
             self.batch_losses = []
             for part in parts(share, size):
-                with nullcontext() if shares is None else shares.equal(len(part)):
+                with nullcontext() if shares is None else shares.equal([s.visit.patient_id for s in part]):
                     if training_seed is None:
                         losses = self.report_losses(part, self.images(part))
                     else:
@@ -340,7 +342,7 @@ class ReportLearner(SiteModel):
         learnt = (*self._parameters, *self.personal_parameters())
         total = self.ranks.summed(retry_smaller_batch(self._micro_batch, run), learnt)
         if shares is not None:
-            shares.finish(min(self.min_cell, len(samples)))
+            shares.finish(self.min_cell)
         return total
 
     def _clear_gradients(self) -> None:

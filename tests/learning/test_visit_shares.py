@@ -1,5 +1,7 @@
 """What one patient moves: equal shares of visits, per-patient DP-SGD and its account, and planted canaries."""
 
+from collections import Counter
+
 import pytest
 import torch
 from learners import MODEL, fedmrg_learner, gradients, learner_of
@@ -56,9 +58,12 @@ def cosines(some, others):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("micro_batch", [0, 1, 4])
-def test_the_gradient_is_the_sum_of_the_visits_directions_times_their_geometric_mean(cohort, kind, micro_batch):
+def test_the_gradient_is_the_patients_sum_of_directions_times_their_geometric_mean(cohort, kind, micro_batch):
     learner = built(cohort, kind, micro_batch=micro_batch)
     samples = learner.cohort.samples("train")[:6]
+    patients = [sample.visit.patient_id for sample in samples]
+    assert 1 < len(set(patients)) < 6, "some have several visits, which share the weight of one"
+    weights = torch.tensor([1 / patients.count(patient) for patient in patients])[:, None, None]
     equal, shares = by_rank(learner, samples), learner.shares
     learner.shares = None
     each = [by_rank(learner, [sample]) for sample in samples]  # of one visit, by autograd alone
@@ -71,7 +76,8 @@ def test_the_gradient_is_the_sum_of_the_visits_directions_times_their_geometric_
         if not lengths.any():  # a query of attention over one slice
             assert not rows.any()
             continue
-        expected = (visits / lengths).sum(0) * lengths.log().mean(0).exp().clamp(min=LEAST_LENGTH)
+        mean = ((weights * lengths.log()).sum(0) / weights.sum()).exp()
+        expected = (weights * visits / lengths).sum(0) * mean.clamp(min=LEAST_LENGTH)
         torch.testing.assert_close(rows, expected, rtol=1e-2, atol=1e-3 * float(expected.abs().max()))
 
 
@@ -114,11 +120,14 @@ def test_gradients_below_adam_s_epsilon_leave_as_signs_not_as_sizes(cohort, kind
     assert moved(1e-10).abs().max() < 0.1, "else the attack has no point"
 
 
-def test_a_rank_that_too_few_visits_have_a_gradient_of_does_not_move(cohort):
+def test_a_rank_that_too_few_patients_have_a_gradient_of_does_not_move(cohort):
     learner = built(cohort, PatientLearner)
     learner.min_cell = 3
-    samples = learner.cohort.samples("train")[:6]
-    few, enough = ([1.0] * n + [0.0] * (6 - n) for n in (2, 3))
+    samples = learner.cohort.samples("train")[:12]
+    visits = Counter(sample.visit.patient_id for sample in samples).most_common()
+    patients = [patient for patient, _ in visits]
+    few, enough = ([float(s.visit.patient_id in patients[:n]) for s in samples] for n in (2, 3))
+    assert sum(few) >= 3, "as many visits as a minimum cell has patients"
     assert not any(g.any() for g in by_rank(learner, samples, few).values())
     assert any(g.any() for g in by_rank(learner, samples, enough).values())
 
