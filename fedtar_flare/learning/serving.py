@@ -54,7 +54,9 @@ class Service(HTTPServer):
     def __init__(self, drafter: Drafter, token: str, port: int):
         super().__init__(("127.0.0.1", port), _Handler)
         self.drafter, self.token = drafter, token
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # so that the folder of a study is deleted
+        for ends in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(ends) is not signal.SIG_IGN:  # as under nohup
+                signal.signal(ends, lambda *_: sys.exit(0))  # so that the folder of a study is deleted
         signal.signal(signal.SIGALRM, _too_long)
 
     def handle_error(self, *_: object) -> None:
@@ -67,11 +69,12 @@ class _Handler(BaseHTTPRequestHandler):
     error_content_type, error_message_format = "text/plain; charset=utf-8", "%(explain)s\n"
 
     def handle(self) -> None:
-        signal.setitimer(signal.ITIMER_REAL, self.server.seconds)
+        seconds = self.server.seconds
+        signal.setitimer(signal.ITIMER_REAL, seconds, seconds)  # again where a library has swallowed the first
         try:
             super().handle()
         except _TooLong:
-            self.send_error(408, explain=f"not received and drafted within {self.server.seconds:g} s")
+            self.send_error(408, explain=f"not received and drafted within {seconds:g} s")
         finally:
             signal.setitimer(signal.ITIMER_REAL, 0)
 

@@ -6,7 +6,8 @@ import signal
 import socket
 import time
 import zipfile
-from http.client import HTTPConnection
+from contextlib import suppress
+from http.client import HTTPConnection, HTTPException
 from io import BytesIO
 from pathlib import Path
 from threading import Thread
@@ -29,6 +30,8 @@ TOKEN, MOST = "t" * 16, 2_000_000
 class Drafter:
     """Drafts every DICOM study; of other files it is never done, and takes each exception for their fault."""
 
+    swallows = Exception  # as a reader of broken files
+
     def __init__(self, *_, **__):
         self.images = []
 
@@ -37,15 +40,15 @@ class Drafter:
         while not next(headers(image), None):
             try:
                 time.sleep(0.01)
-            except Exception:
-                """As a reader of broken files."""
+            except self.swallows:
+                self.swallows = Exception
         return Draft("Clear.", "run", 1, "model", False, created="2024-01-31T12:00:00Z")
 
 
 @pytest.fixture
 def service():
     """A service with short limits."""
-    handlers = {kind: signal.getsignal(kind) for kind in (signal.SIGTERM, signal.SIGALRM)}
+    handlers = {kind: signal.getsignal(kind) for kind in (signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)}
     service = serving.Service(Drafter(), TOKEN, 0)
     service.most_bytes, service.seconds = MOST, 1.0
     yield service
@@ -153,6 +156,12 @@ def test_studies_that_are_none_are_refused_and_write_nothing(service, tmp_path):
 HEAD = f"POST /json HTTP/1.1\r\nAuthorization: Bearer {TOKEN}\r\nContent-Type: application/zip\r\nContent-Length: 9\r\n"
 
 
+def suppressed(request, port):
+    """A request whose answer nobody waits for."""
+    with suppress(OSError, HTTPException):
+        request(port)
+
+
 def leaving(port):
     """A request of a program that ends in the middle of it."""
     with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
@@ -164,15 +173,28 @@ def test_slow_and_silent_senders_and_drafts_without_end_are_ended(service, study
     slow, silent, (status, *_) = answers(service, saying(f"{HEAD}\r\nPK"), saying("POST"), endless)
     assert b" 408 " in slow and b"within 1 s" in slow and silent == b"" and status == 408
     assert time.monotonic() - begun < 30
+    service.drafter.swallows = BaseException  # as Python does of what is raised in a callback
+    assert answers(service, endless)[0][0] == 408
     service.seconds = 60
     assert answers(service, leaving, posting(study))[1][0] == 200
+
+
+@pytest.mark.parametrize("ends", [signal.SIGTERM, signal.SIGHUP])
+def test_a_service_that_is_ended_or_whose_terminal_is_closed_leaves_no_study(service, monkeypatch, ends):
+    monkeypatch.setattr(service.drafter, "draft", lambda image: (images.append(image), signal.raise_signal(ends)))
+    images, sender = [], Thread(target=suppressed, args=(posting(b"x" * 9), service.server_port))
+    sender.start()
+    with pytest.raises(SystemExit):
+        service.serve_forever()
+    sender.join()
+    assert not images[0].parent.exists()
 
 
 def test_the_command_needs_a_token_and_says_where_it_listens(tmp_path, monkeypatch):
     assert "FEDTAR_TOKEN" in failing("serve", tmp_path, FEDTAR_TOKEN="short")
     monkeypatch.setattr(drafting, "Drafter", Drafter)
     monkeypatch.setattr(serving.Service, "serve_forever", lambda service: service.server_close())
-    handlers = {kind: signal.getsignal(kind) for kind in (signal.SIGTERM, signal.SIGALRM)}
+    handlers = {kind: signal.getsignal(kind) for kind in (signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)}
     code, out, err = fedtar_here("serve", tmp_path, "--port", "0", FEDTAR_TOKEN=TOKEN)
     for kind, handler in handlers.items():
         signal.signal(kind, handler)
