@@ -132,6 +132,11 @@ def test_nothing_is_pushed_unasked_unreleased_or_beside_a_sites_state(adapter, t
     assert "name the root certificate" in failing("push", adapter, ID, "--yes", "--no-patients")
     (adapter / "patient-0001.safetensors").write_text("a patient part")
     assert "more than an adapter (patient-0001.safetensors)" in failing("push", adapter, ID, "--yes", "--no-patients")
+    (adapter / "patient-0001.safetensors").unlink()
+    (tmp_path / "reports.csv").write_text("a patient's report")
+    (adapter / "README.md").unlink()
+    (adapter / "README.md").symlink_to(tmp_path / "reports.csv")
+    assert "README.md is no regular file" in failing("push", adapter, ID, "--yes", "--no-patients")
     assert "is no adapter folder" in failing("push", tmp_path, ID, "--yes", "--no-patients")
 
 

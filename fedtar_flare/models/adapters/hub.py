@@ -1,6 +1,7 @@
 """Adapter folders on the Hugging Face hub: found by their id, and uploaded."""
 
 import re
+import stat
 from pathlib import Path
 
 from fedtar_flare.core.errors import ConfigError, FedTARError
@@ -35,11 +36,13 @@ def adapter_folder(name: Path | str, online: bool = False) -> Path:
 
 
 def files_to_push(folder: Path) -> dict[str, int]:
-    """Bytes of each file of an adapter folder, by name; ConfigError where it holds anything else."""
+    """Bytes of each file of an adapter folder, by name; ConfigError where it holds anything else or a link."""
     read_adapter_info(folder)
     names = sorted(path.name for path in folder.iterdir())
     if other := [name for name in names if name not in FILES]:
         raise ConfigError(f"{folder} holds more than an adapter ({', '.join(other)}): move that elsewhere")
+    if leads := [name for name in names if not stat.S_ISREG((folder / name).lstat().st_mode)]:
+        raise ConfigError(f"{folder}: {', '.join(leads)} is no regular file but leads elsewhere: put a copy there")
     return {name: (folder / name).stat().st_size for name in names}
 
 
