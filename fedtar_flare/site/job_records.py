@@ -1,5 +1,6 @@
 """Records in the site's own folder that bind all jobs: one run for each, and one layout of its data in cells."""
 
+from collections import Counter
 from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -55,16 +56,18 @@ def count_answer(records: Path, data: str, most: int | None) -> None:
 
 
 def may_score_drafts(records: Path, data: str, marks: Collection[str], least: int) -> bool:
-    """Decide whether a candidate's drafts may be scored, and remember them, by a keyed mark of each patient's.
+    """Decide whether a candidate's drafts may be scored, and remember them, by keyed marks of patients at time steps.
 
-    The difference of two scores whose drafts differ in fewer patients' than a minimum cell would tell of these.
+    A mark begins with its step's number. The difference of two scores of a step would tell of the patients whose drafts
+    differ there, if these are fewer than a minimum cell.
     """
     if least == 1:
         return True
     with locked(file := records / DRAFTS):
         scored, new = read_record(file), set(marks)
         for earlier in map(set, scored.get(data, ())):
-            if 0 < max(len(new - earlier), len(earlier - new)) < least:
+            come, gone = (Counter(mark.split()[0] for mark in part) for part in (new - earlier, earlier - new))
+            if any(patients < least for patients in (come | gone).values()):  # at each step the larger of both
                 return False
         if sorted(new) not in scored.get(data, ()):
             write_json(file, scored | {data: [*scored.get(data, ()), sorted(new)]}, PRIVATE)

@@ -140,11 +140,17 @@ def test_drafts_that_differ_in_one_patient_s_are_withheld(sites, tmp_path):
 
 
 def test_marks_of_earlier_drafts_are_kept_and_a_few_new_ones_withhold(tmp_path):
-    allowed = partial(may_score_drafts, tmp_path, "data")
-    assert allowed({"a", "b", "c", "d"}, 2) and allowed({"a", "b", "c", "d"}, 2)
-    assert not allowed({"a", "b", "c", "e"}, 2) and not allowed({"a", "b", "c"}, 2)
-    assert allowed({"a", "b", "e", "f"}, 2) and not allowed({"a", "b", "e", "g"}, 2)
-    assert may_score_drafts(tmp_path, "other", {"a", "b", "c"}, 2) and allowed({"a", "b", "c"}, 1)
+    def allowed(marks, least=2, data="data"):
+        """``abc/de``: marks a to c of time step 1, and two of step 2."""
+        marks = {f"{step} {mark}" for step, part in enumerate(marks.split("/"), 1) for mark in part}
+        return may_score_drafts(tmp_path, data, marks, least)
+
+    assert allowed("abcd") and allowed("abcd")
+    assert not allowed("abce") and not allowed("abc")
+    assert allowed("abef") and not allowed("abeg")
+    assert allowed("abc", data="other") and allowed("abc", least=1)
+    assert allowed("abcd/abcd", data="steps") and not allowed("abef/abce", data="steps"), "one patient's at step 2"
+    assert allowed("abef/abef", data="steps")
 
 
 @pytest.mark.parametrize("text", ["study_id,prediction\nx,Clear.\n", "no table", None])

@@ -64,7 +64,7 @@ class EvaluateSite(ReportSite):
         samples = [sample for sample in samples if sample.time_step in full]
         if not samples:
             return abstain(task.header, f"no time step with {least} test patients"), None
-        # 2. Each candidate's drafts, unless they differ from earlier ones in fewer patients' than a minimum cell.
+        # 2. Each candidate's drafts, unless at some step they differ from earlier ones in fewer patients' than a cell.
         found, scored = dict[str, str](), list[list[str]]()
         for name, place in self.settings.evaluate.candidates.items():
             task.site.stop_if_aborted()
@@ -154,12 +154,14 @@ def _split(task: Task) -> Split | None:
 
 
 def _marks(key: bytes, samples: Sequence[Sample], texts: Sequence[str]) -> set[str]:
-    """A keyed digest of each patient's visits, references and drafts."""
-    of_patients: dict[str, list[str]] = {}
-    for visit, text in zip((sample.visit for sample in samples), texts, strict=True):
+    """A keyed digest of each patient's visits at a time step, references and drafts, behind the number of the step."""
+    parts: dict[tuple[int, str], list[str]] = {}
+    for sample, text in zip(samples, texts, strict=True):
+        visit = sample.visit
         row = json.dumps([visit.patient_id, visit.visit_id, visit.report, text])
-        of_patients.setdefault(visit.patient_id, ["drafts"]).append(row)
-    return {hmac.digest(key, "\n".join(sorted(rows)).encode(), "sha256").hex()[:32] for rows in of_patients.values()}
+        parts.setdefault((sample.time_step, visit.patient_id), ["drafts"]).append(row)
+    digests = {of: hmac.digest(key, "\n".join(sorted(rows)).encode(), "sha256").hex() for of, rows in parts.items()}
+    return {f"{step} {digest[:32]}" for (step, _), digest in digests.items()}
 
 
 def _unusable(name: str, why: str) -> ConfigError:
