@@ -6,6 +6,7 @@ Nothing is fetched. No run computes these scores, and nothing that leaves a site
 import hashlib
 import math
 import os
+import re
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
@@ -116,6 +117,9 @@ def _files(part: str, folder: Path) -> tuple[list[Path], str]:
     files = sorted(file for main in found for file in main.parent.rglob("*") if file.is_file())
     if code := next((file for file in files if file.suffix == ".py"), None):
         raise ConfigError(f"{code}: RadEval might run this code of the weights: remove it")
+    for config in (file for file in files if file.name.endswith("config.json")):
+        if re.search(rb'"auto_map"\s*:[^}]*--', config.read_bytes()):  # OWNER/NAME--MODULE.CLASS
+            raise ConfigError(f"{config}: its auto_map names code of another repository, which RadEval might run")
     return files, how
 
 

@@ -117,6 +117,8 @@ def test_what_is_missing_broken_or_would_leave_is_said_in_a_sentence(tmp_path, w
     assert "RadEval's bertscore has 1 values of 2 drafts" in failing(*command, "bertscore")
     monkeypatch.setattr(radeval, "_run", lambda *_: {}["x"])
     assert f"bertscore fails with the weights in {weights} (KeyError" in failing(*command, "bertscore")
+    write_text(weights / PARTS["bertscore"][0], '{"auto_map": {"AutoModel": "someone/code--modeling.Model"}}')
+    assert "names code of another repository" in failing(*command, "bertscore")
     write_text(weights / PARTS["bertscore"][0].replace("config.json", "modeling.py"), "")
     assert "modeling.py: RadEval might run this code" in failing(*command, "bertscore")
     monkeypatch.setitem(sys.modules, "radeval", None)
