@@ -9,7 +9,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedtar_flare.core.errors import ConfigError, DataError
+from fedtar_flare.core.errors import ConfigError, DataError, decoding
 from fedtar_flare.core.files import read_yaml
 from fedtar_flare.core.text import UNFIT_IN_ID
 from fedtar_flare.imaging.readers.dicom_files import headers
@@ -96,23 +96,24 @@ def structured_report(draft: Draft, image: Path) -> Dataset:
     read = [_content_item("finding", f.finding, f.certainty["presence"], f.parts) for f in draft.findings or ()]
     root.ContentSequence = ContentSequence([*items, *read])
     uid = evidence[0].StudyInstanceUID
-    return EnhancedSR(
-        evidence=evidence,
-        content=root,
-        series_instance_uid=identity(draft, f"series of {uid}"),
-        series_number=9900,
-        sop_instance_uid=identity(draft, uid),
-        instance_number=1,
-        manufacturer="fedtar_flare",
-        manufacturer_model_name=f"fedtar_flare {__version__}",
-        software_versions=__version__,
-        device_serial_number="none",
-        series_description=DISCLAIMER,
-        is_complete=False,
-        is_final=False,
-        is_verified=False,
-        specific_character_set="ISO_IR 192",  # the study's own may lack letters of the draft
-    )
+    with decoding(f"{image}: its headers fit into no DICOM SR"):
+        return EnhancedSR(
+            evidence=evidence,
+            content=root,
+            series_instance_uid=identity(draft, f"series of {uid}"),
+            series_number=9900,
+            sop_instance_uid=identity(draft, uid),
+            instance_number=1,
+            manufacturer="fedtar_flare",
+            manufacturer_model_name=f"fedtar_flare {__version__}",
+            software_versions=__version__,
+            device_serial_number="none",
+            series_description=DISCLAIMER,
+            is_complete=False,
+            is_final=False,
+            is_verified=False,
+            specific_character_set="ISO_IR 192",  # the study's own may lack letters of the draft
+        )
 
 
 def _concept(words: str, kind: str = "") -> dict[str, Any]:

@@ -74,6 +74,13 @@ def test_gb_2312_is_read_and_letters_of_no_set_are_refused(tmp_path):
             write(DRAFT, path)
 
 
+def test_a_date_that_is_none_is_refused(tmp_path):
+    path = image(tmp_path)
+    path.write_bytes(path.read_bytes().replace(b"20240131", b"20241399"))
+    with refused("unreadable"):
+        structured_report(DRAFT, path)
+
+
 def items_of(item):
     """A content item as (relation, concept, value) with its own items, by concept."""
     value = item.get("TextValue") or (
