@@ -92,14 +92,20 @@ def test_bits_survive_shared_memory_is_copied_and_damage_is_an_error_that_names_
             read_tensors(file)
 
 
-def test_a_process_killed_while_it_writes_leaves_the_version_before(tmp_path):
+def test_a_process_killed_while_it_writes_leaves_the_version_before_and_every_entry_of_its_ledgers(tmp_path):
     """A child writes the same version again and again and is killed; what is there must be one whole version."""
     code = """
 import itertools, sys, torch
+from pathlib import Path
+from fedtar_flare.site.accountant import Ledger, PatientLedger
 from fedtar_flare.site.state import SiteState
+folder = Path(sys.argv[1])
 for number in itertools.count():
-    state = {"x": torch.full((200_000,), float(number))}
-    SiteState(sys.argv[1], "run", "site-1").save("0001-01", state, {"number": number})
+    Ledger(folder / "ledger.json").add("run", 2.0)
+    PatientLedger(folder / "patients.json").add("run", 2.0, 0.1, 1)
+    state = SiteState(folder, "run", "site-1")
+    state.add_answered("train", "0001-01")
+    state.save("0001-01", {"x": torch.full((200_000,), float(number))}, {"number": number})
     print(number, flush=True)
 """
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True) as child:
@@ -108,7 +114,10 @@ for number in itertools.count():
         finally:
             child.kill()
     tensors, info = SiteState(tmp_path, "run", "site-1").read("0001-01")
-    assert info["number"] >= 20 and bool((tensors["x"] == info["number"]).all())
+    assert (last := info["number"]) >= 20 and bool((tensors["x"] == last).all())
+    assert last < Ledger(tmp_path / "ledger.json").spent(1e-5).releases <= last + 2
+    assert last < json.loads((tmp_path / "run/site-1/tasks.json").read_text())["how often"]["train"] <= last + 2
+    assert PatientLedger(tmp_path / "patients.json").spent("run") > 0
 
 
 def answer_all(folder, which, barrier, granted):
