@@ -5,7 +5,6 @@ it is of no use for another. Gates are held against the audit's exact figures at
 """
 
 import math
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from fedtar_flare.core.settings import Settings, build
 from fedtar_flare.data.minimum_cell import round_to_cell
 from fedtar_flare.models.adapters.hub import MANIFEST, adapter_folder
 from fedtar_flare.models.adapters.peft_file import adapter_hashes, read_adapter_info
+from fedtar_flare.record.log import utc_now
 from fedtar_flare.reporting.model_audit import MEASURES, PARTS, VOTE, Project, Vote
 from fedtar_flare.reporting.model_card import write_model_card
 from fedtar_flare.reporting.run import Run
@@ -30,8 +30,6 @@ from fedtar_flare.site.state import RUN, SiteState
 from fedtar_flare.version import __version__
 
 __all__ = ["verify_release"]
-
-_UTC = "%Y-%m-%dT%H:%M:%SZ"
 
 
 class Manifest(Settings):
@@ -79,7 +77,7 @@ def vote(adapter: Path, site: Site, config: SiteConfig, project: Project, yes: b
     # finer, epsilon would count patients
     content |= {"epsilon": {of: math.ceil(10 * value) / 10 for of, value in epsilon.items() if value is not None}}
     content |= {"approval": next((entry.digest for entry in approvals(site.records) if entry.run == run_id), "")}
-    content |= {"version": __version__, "time": time.strftime(_UTC, time.gmtime())}
+    content |= {"version": __version__, "time": utc_now()}
     return build(Vote, content | {"project": project, "yes": yes, "reasons": reasons}, "the vote")
 
 
@@ -109,7 +107,7 @@ def release(run: Run, project: Project, kit: Path) -> Path:
         raise FedTARError(f"not released: the project file does not name {', '.join(sorted(unnamed))} of the run")
     check_votes(votes, adapter, root, project)
     write_model_card(run, adapter)
-    content = {"votes": votes, "files": _files(adapter), "time": time.strftime(_UTC, time.gmtime())}
+    content = {"votes": votes, "files": _files(adapter), "time": utc_now()}
     manifest = write_bytes(adapter / MANIFEST, sign(content, kit))
     verify_release(adapter, root)
     return manifest
