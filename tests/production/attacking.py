@@ -1,4 +1,4 @@
-"""A federation in which one hospital's own process sends what a test asks for, beside FLARE's requests."""
+"""A federation in which a hospital's or relay's own process sends what a test asks for, beside FLARE's requests."""
 
 import json
 import os
@@ -16,31 +16,33 @@ def work():
         cells = getattr(getattr(cellnet, "CoreCell", None), "ALL_CELLS", cells)
     from sending import work
     work({cell!r}, {folder!r})
-if any("client_train" in argument for argument in sys.orig_argv):
+if any(argument.endswith(("client_train", ".relay")) for argument in sys.orig_argv):
     threading.Thread(target=work, daemon=True).start()
 """
 
 
 class Attacked(Federation):
-    """A federation in which the cell named ``attacker`` belongs to the hospital that attacks."""
+    """A federation in which the cells ``attackers`` belong to participants that attack."""
 
-    attacker = "hospital-b"
+    attackers = ("hospital-b",)
 
     def start(self, *names, **named):
-        folder, honest = self.folder / "attacker", self.environment
-        (folder / "attacks").mkdir(parents=True, exist_ok=True)
-        process = PROCESS.format(cell=self.attacker, folder=str(folder / "attacks"))
-        (folder / "sitecustomize.py").write_text(process)
-        paths = [folder, Path(__file__).parent, os.environ.get("PYTHONPATH", "")]
+        honest = self.environment
         for name in names:
-            if name == self.attacker.rpartition(".")[2]:
-                self.environment = honest | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
+            for cell in self.attackers:
+                if name == cell.rpartition(".")[2]:
+                    folder = self.folder / cell
+                    (folder / "attacks").mkdir(parents=True, exist_ok=True)
+                    process = PROCESS.format(cell=cell, folder=str(folder / "attacks"))
+                    (folder / "sitecustomize.py").write_text(process)
+                    paths = [folder, Path(__file__).parent, os.environ.get("PYTHONPATH", "")]
+                    self.environment = honest | {"PYTHONPATH": os.pathsep.join(map(str, paths))}
             super().start(name, **named)
             self.environment = honest
 
-    def attack(self, *requests):
-        """Answers to requests from the attacker's own cell: arguments of :func:`sending.send`."""
-        attacks = self.folder / "attacker" / "attacks"
+    def attack(self, *requests, cell=""):
+        """Answers to requests from an attacker's own cell, by default the first: arguments of :func:`sending.send`."""
+        attacks = self.folder / (cell or self.attackers[0]) / "attacks"
         (attacks / "a.new").write_text(json.dumps(requests))
         (attacks / "a.new").rename(attacks / "a.json")
         answers = wait_for("the attacker's requests are sent", lambda: next(attacks.glob("*.out"), None), 200)

@@ -12,8 +12,9 @@ from attacking import Attacked
 from command import passing
 from federation_process import free_port, recipe, wait_for
 from killing import in_step, last
-from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageType
-from nvflare.private.defs import TrainingTopic
+from nvflare.apis.fl_constant import ServerCommandNames
+from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageType, ReturnCode
+from nvflare.private.defs import SysCommandTopic, TrainingTopic
 
 from fedtar_flare.methods.fedtar.config import AlphaConfig
 from fedtar_flare.methods.fedtar.events import EVENTS, Alphas, Outer
@@ -29,9 +30,9 @@ RANKS = {"hospital-1": 1, "hospital-2": 2, "hospital-3": 4}
 
 
 class Relayed(Attacked):
-    """The shipped relay project on this machine; of the two hospitals behind the relay, the second attacks."""
+    """The shipped relay project on this machine; the relay attacks, and the second of the two hospitals behind it."""
 
-    attacker = "relay-north.hospital-2"
+    attackers = ("relay-north.hospital-2", "relay-north")
 
     def __init__(self, project, folder, home):
         content = yaml.safe_load(project.read_text())
@@ -139,7 +140,25 @@ def test_who_is_behind_the_relay_has_no_connection_to_the_server(relayed):
 def test_no_hospital_behind_the_relay_speaks_as_the_server_or_answers_its_neighbour(relayed):
     neighbour, log = "relay-north.hospital-1", relayed.kits / "relay-north" / "log.txt"
     pids = relayed.site_processes("hospital-1")
-    as_server = ["server", MessageType.REQ], ["server", MessageType.REPLY], [relayed.attacker, MessageType.REPLY]
+    as_server = ["server", MessageType.REQ], ["server", MessageType.REPLY], [relayed.attackers[0], MessageType.REPLY]
     relayed.attack(*((neighbour, CellChannel.CLIENT_MAIN, TrainingTopic.SHUTDOWN, {}, *false) for false in as_server))
     stopped = wait_for("the relay stops them", lambda: re.findall("refused '|dropped a reply", log.read_text())[2:])
     assert len(stopped) == 1 and relayed.site_processes("hospital-1") == pids
+
+
+def test_a_relay_speaks_as_the_server_to_those_behind_it_alone_and_has_no_shell_there(relayed):
+    behind, relay = "relay-north.hospital-1", relayed.attackers[1]
+    logs = {name: relayed.kits / name / "log.txt" for name in ("localhost", "hospital-1")}
+    pids = {name: relayed.site_processes(name) for name in ("localhost", "hospital-1", STRAIGHT)}
+    stop = CellChannel.CLIENT_MAIN, TrainingTopic.SHUTDOWN, {}
+    own = [(STRAIGHT, *stop), ("server", "_net_manager", "stop", {}), (behind, *stop)]
+    *answers, _ = relayed.attack(*own, cell=relay)
+    assert all(answer.startswith(ReturnCode.UNAUTHENTICATED) for answer in answers), answers
+    assert "refused 'train.shutdown' on 'admin' from 'relay-north' to " in logs["hospital-1"].read_text()
+    get = CellChannel.SERVER_COMMAND, ServerCommandNames.GET_TASK, {}
+    relayed.attack((STRAIGHT, *stop, "server"), ("server", *get, STRAIGHT), cell=relay)
+    across = f"refused '.*' from '(?:server|{STRAIGHT})' to .*: it came by another participant"
+    wait_for("the server stops what is across", lambda: re.findall(across, logs["localhost"].read_text())[1:], 60)
+    relayed.attack((behind, CellChannel.CLIENT_MAIN, SysCommandTopic.SHELL, {}, "server"), cell=relay)
+    wait_for("the site believes it and has no shell", lambda: "no site answers 'sys" in logs["hospital-1"].read_text())
+    assert {name: relayed.site_processes(name) for name in pids} == pids
