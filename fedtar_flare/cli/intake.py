@@ -24,9 +24,7 @@ def add_commands(group: Commands) -> None:
         "Exit codes: 0 the table was written, 1 no report counts, 2 wrong use. Then: fedtar data index --reports OUT."
     )
     command = add_command(group, reports, "make a table of reports from FHIR, HL7 v2, DICOM SR or OMOP", epilog=text)
-    command.add_argument(
-        "source", type=existing, help="a file, or a folder of .json, .ndjson, .csv, HL7 and DICOM files"
-    )
+    command.add_argument("source", type=existing, help="file, or folder of .json, .ndjson, .csv, HL7 and DICOM files")
     command.add_argument("-o", "--out", type=Path, default=Path("reports.csv"), help="default reports.csv")
     where = "HL7 field (default IPC-1, else OBR-18, else OBR-3) or OMOP column (default none: patient and day)"
     command.add_argument("--accession", default="", help=f"where the accession number is: {where}")

@@ -61,9 +61,7 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--drawn", choices=("patients", "studies"), help=of_drawn)
 
     command = add_command(commands, report, "make the page of a run, also of one that was killed or downloaded")
-    command.add_argument(
-        "run_folder", type=existing, help="results of a run, a workspace, or a downloaded job's folder"
-    )
+    command.add_argument("run_folder", type=existing, help="results of a run, workspace, or a downloaded job's folder")
     what = (
         "run of local_patient at the same hospitals, whose scores then stand beside this run's as each hospital alone"
     )
@@ -90,9 +88,7 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--force", action="store_true", help="although FLARE says it runs (its server was killed)")
 
     command = add_command(commands, release, "let a run's adapter leave the study, if every site has voted for it")
-    command.add_argument(
-        "run_folder", type=existing, metavar="run", help="folder of the run, with the sites' votes in it"
-    )
+    command.add_argument("run_folder", type=existing, metavar="run", help="the run's folder, with the sites' votes")
     command.add_argument("--project", type=Path, required=True, help="the project file that the sites have voted by")
     command.add_argument("--kit", type=Path, required=True, help="kit of the study lead, who signs")
 
