@@ -1,12 +1,17 @@
 """``fedtar score``: drafts of any system, or of a run, against their reports."""
 
+from __future__ import annotations
+
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedtar_flare.cli.commands import Commands, add_command, show
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.files import clean
+
+if TYPE_CHECKING:
+    from fedtar_flare.suite.tables import Table
 
 OF_RUN = "the site's state of that run, <state folder>/<run id>/<site>, or a comparison's run, <folder>/runs/<run>"
 
@@ -25,6 +30,11 @@ def add_score(commands: Commands) -> None:
     which = "chexpert-rules, ctrate-rules, the folder of 'fedtar labeler import', one of another package, or chexbert "
     which += "or radbert, whose labels the run kept where the site file names one; with --drafts: which rules"
     command.add_argument("--labeler", help=f"{which} (default chexpert-rules)")
+    text = "write cases drawn at random for staff to label, to a new CSV file: 1 where a text states a class"
+    command.add_argument("--check-sample", type=Path, metavar="FILE", help=text)
+    command.add_argument("--cases", type=int, default=50, help="how many cases --check-sample draws (default 50)")
+    text = "that file with staff's labels: the labeler's precision and recall, and F1 corrected for its errors"
+    command.add_argument("--checked", type=Path, metavar="FILE", help=text)
     add_metrics(command)
     command.add_argument("--against", type=Path, help="state of another run on the same reports, to compare with")
     text = "what --against draws, by --labeler; --metrics draws patients"
@@ -46,7 +56,8 @@ def score(arguments: argparse.Namespace) -> None:
     two files, paired tests; --out writes a page. --metrics adds scores of RadEval's models, also of a STATE. Or, of a
     STATE, write the pairs of draft and reference (--export), or label both (--labeler): precision, recall and F1 by
     micro, macro and example average, and of each class. With --against, every score's difference to another run, with
-    its interval and tests. The numbers are for the site: no minimum cell guards them.
+    its interval and tests. --check-sample and --checked tell, of either, how right the labeler is, and correct F1 for
+    it. The numbers are for the site: no minimum cell guards them.
     """
     if arguments.drafts or arguments.reports or arguments.metrics:
         return _score_texts(arguments)
@@ -61,8 +72,11 @@ def score(arguments: argparse.Namespace) -> None:
         return show(arguments, {"pairs": str(file)}, f"{file}: {len(rows)} patients' reports and drafts, to be guarded")
     from fedtar_flare.metrics.agreement import label_counts
     from fedtar_flare.metrics.labeler import classes_of
+    from fedtar_flare.suite.drafts import lines as lines_of
 
     name, rows = _labelled(arguments, arguments.state)
+    if arguments.check_sample:
+        return _write_sample(arguments, name, rows)
     counts = label_counts(classes_of(name), [row["labels"][name] for row in rows])
     averages, classes = counts.averages(), counts.of_classes()
     lines = [f"{len(rows)} reports, {name}"]
@@ -72,6 +86,10 @@ def score(arguments: argparse.Namespace) -> None:
         values = ["-" if (value := scores[key]) is None else f"{value:.3f}" for key in ("precision", "recall", "f1")]
         lines.append(f"{title:<34}{values[0]:>10}{values[1]:>8}{values[2]:>8}{scores.get('n', ''):>7}")
     data = {"reports": len(rows), "averages": averages, "classes": classes}
+    noise, noise_tables = _label_noise(arguments, name, rows)
+    if noise:
+        data["label_noise"] = noise
+        lines += ["", *lines_of(noise_tables)]
     if arguments.against:
         from fedtar_flare.suite.results import compare_scores
         from fedtar_flare.suite.tables import metric_table
@@ -89,7 +107,7 @@ def _score_texts(arguments: argparse.Namespace) -> None:
     from fedtar_flare.metrics.labeler import NEURAL
     from fedtar_flare.metrics.radeval import RadEvalMetrics
     from fedtar_flare.metrics.text_sums import rules_of
-    from fedtar_flare.suite.drafts import lines, run_texts, score_drafts, tables, text_cell, write_page
+    from fedtar_flare.suite.drafts import case_rows, lines, run_texts, score_drafts, tables, text_cell, write_page
 
     files, rules, rule_labels = arguments.drafts or [], arguments.labeler, [*NEURAL.values()]
     if len({bool(files), bool(arguments.reports), not arguments.state}) > 1 or arguments.export:
@@ -105,28 +123,61 @@ def _score_texts(arguments: argparse.Namespace) -> None:
         runs = [report_texts(folder, arguments.round, personal=not arguments.shared) for folder in states]
         texts, rules = run_texts(runs[0], "reference"), rules or rules_of(runs[0])
         drafts = {str(folder): run_texts(rows, "text") for folder, rows in zip(states, runs, strict=True)}
-    scored = score_drafts(texts, drafts, rules or "chexpert-rules", models)
-    page = [f"page: {write_page(tables(scored), arguments.out)}"] if arguments.out else []
-    data = scored._asdict() | {"tests": [test._asdict() for test in scored.tests]}
-    show(arguments, clean(data), *lines(tables(scored, text_cell)), *page)
+    rules, noise, noise_tables = rules or "chexpert-rules", {}, []
+    if arguments.check_sample or arguments.checked:
+        if len(files) != 1:
+            raise ConfigError("--check-sample and --checked go with one file of --drafts, or with STATE --labeler")
+        _, rows = _label(case_rows(texts, drafts[str(files[0])], str(files[0])), rules, arguments.reports)
+        if arguments.check_sample:
+            return _write_sample(arguments, rules, rows)
+        noise, noise_tables = _label_noise(arguments, rules, rows)
+    scored = score_drafts(texts, drafts, rules, models)
+    page = [f"page: {write_page([*tables(scored), *noise_tables], arguments.out)}"] if arguments.out else []
+    data = scored._asdict() | {"tests": [test._asdict() for test in scored.tests], "label_noise": noise}
+    show(arguments, clean(data), *lines([*tables(scored, text_cell), *noise_tables]), *page)
+
+
+def _write_sample(arguments: argparse.Namespace, name: str, rows: list[dict[str, Any]]) -> None:
+    from fedtar_flare.suite.checked import write_sample
+
+    file = write_sample(rows, name, arguments.cases, arguments.check_sample)
+    what = "write 1 where a text states a class, and 0 in any cell of a text that states none; patients' texts"
+    show(arguments, {"sample": str(file)}, f"{file}: {what}, to be guarded")
+
+
+def _label_noise(
+    arguments: argparse.Namespace, name: str, rows: list[dict[str, Any]]
+) -> tuple[dict[str, Any], list[Table]]:
+    """How right a labeler is, where staff have checked it, for JSON and as a table."""
+    from fedtar_flare.suite.checked import noise_of, noise_table
+
+    if not arguments.checked:
+        return {}, []
+    found = noise_of(rows, name, arguments.checked)
+    return clean({name: of._asdict() for name, of in found.items()}), [noise_table(found, name)]
 
 
 def _labelled(arguments: argparse.Namespace, state: Path) -> tuple[str, list[dict[str, Any]]]:
     """A labeler's name, and a state's reports with the labels that it reads off them."""
-    from fedtar_flare.core.plugins import announced
     from fedtar_flare.learning.evaluation import report_texts
+
+    return _label(report_texts(state, arguments.round, personal=not arguments.shared), arguments.labeler, state)
+
+
+def _label(rows: list[dict[str, Any]], name: str, where: Path) -> tuple[str, list[dict[str, Any]]]:
+    """A labeler's name, and the rows that it can read, with its labels of reference and draft."""
+    from fedtar_flare.core.plugins import announced
     from fedtar_flare.learning.report_labeler import ReportLabeler
     from fedtar_flare.metrics.labeler import NEURAL
     from fedtar_flare.metrics.reports import TextLabeler
     from fedtar_flare.metrics.sentences import readable
 
-    rows, name = report_texts(state, arguments.round, personal=not arguments.shared), arguments.labeler
     if name in NEURAL:
         if not (labelled := [row for row in rows if name in row.get("labels", ())]):
             raise ConfigError(f"the run has kept no labels by {name}: name the folder of 'fedtar labeler import'")
         return name, labelled
     if name not in announced("labeler") and not (rows := [row for row in rows if readable(row["reference"])]):
-        raise ConfigError(f"{state}: {name} reads English, and no report is in English: nothing is graded")
+        raise ConfigError(f"{where}: {name} reads English, and no report is in English: nothing is graded")
     references, drafts = ([row[key] for row in rows] for key in ("reference", "text"))
     named = name in NEURAL.values() or name in announced("labeler")
     by = TextLabeler.named(name) if named else ReportLabeler(Path(name)).label(references, drafts)

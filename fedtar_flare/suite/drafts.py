@@ -63,6 +63,12 @@ def run_texts(rows: Sequence[Mapping[str, Any]], side: str) -> dict[str, Text]:
     return texts
 
 
+def case_rows(texts: Texts, drafts: Texts, where: str) -> list[dict[str, Any]]:
+    """Reports with a system's drafts, as a run's rows have them."""
+    cases = zip(texts.items(), matched(texts, drafts, where), strict=True)
+    return [{"patient_id": of.patient, "visit_id": s, "reference": of.text, "text": d} for (s, of), d in cases]
+
+
 def score_drafts(texts: Texts, drafts: Mapping[str, Texts], rules: RuleLabels, models: RadEvalMetrics | None) -> Scored:
     """Score each system's drafts by the scores that need no model, and by ``models``; a second one is compared."""
     patients, references = [of.patient for of in texts.values()], [of.text for of in texts.values()]
