@@ -201,7 +201,8 @@ def read(arguments: argparse.Namespace) -> None:
     from fedtar_flare.learning.evaluation import report_texts
     from fedtar_flare.metrics.radeval import RadEvalMetrics
     from fedtar_flare.reporting.reading import reading_results, write_reading
-    from fedtar_flare.suite.drafts import lines, reading_tables, write_page
+    from fedtar_flare.suite.drafts import ABOUT_READING, lines, reading_tables, write_page
+    from fedtar_flare.suite.tables import interval_text
 
     rows = report_texts(arguments.state, arguments.round, personal=not arguments.shared)
     if not arguments.answers:
@@ -210,9 +211,11 @@ def read(arguments: argparse.Namespace) -> None:
         return show(arguments, {"page": str(page)}, f"{page}: to be opened in a browser, and to stay at the hospital")
     models = RadEvalMetrics(arguments.metrics.split(","), arguments.weights) if arguments.metrics else None
     results = reading_results(arguments.state, arguments.answers, rows, models)
-    tables = reading_tables(results)
-    page_line = [f"page: {write_page(tables, arguments.out)}"] if arguments.out else []
-    show(arguments, clean(results), *lines(tables), *page_line)
+    shown = lines(reading_tables(results, interval_text))
+    if arguments.out:
+        page = write_page(reading_tables(results), arguments.out, "What readers said", ABOUT_READING)
+        shown.append(f"page: {page}")
+    show(arguments, clean(results), *shown)
 
 
 def import_(arguments: argparse.Namespace) -> None:

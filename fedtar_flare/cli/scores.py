@@ -1,17 +1,12 @@
 """``fedtar score``: drafts of any system, or of a run, against their reports."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedtar_flare.cli.commands import Commands, add_command, show
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.files import clean
-
-if TYPE_CHECKING:
-    from fedtar_flare.suite.tables import Table
 
 OF_RUN = "the site's state of that run, <state folder>/<run id>/<site>, or a comparison's run, <folder>/runs/<run>"
 
@@ -72,7 +67,9 @@ def score(arguments: argparse.Namespace) -> None:
         return show(arguments, {"pairs": str(file)}, f"{file}: {len(rows)} patients' reports and drafts, to be guarded")
     from fedtar_flare.metrics.agreement import label_counts
     from fedtar_flare.metrics.labeler import classes_of
+    from fedtar_flare.suite.checked import noise_of, noise_tables
     from fedtar_flare.suite.drafts import lines as lines_of
+    from fedtar_flare.suite.tables import interval_text
 
     name, rows = _labelled(arguments, arguments.state)
     if arguments.check_sample:
@@ -86,10 +83,10 @@ def score(arguments: argparse.Namespace) -> None:
         values = ["-" if (value := scores[key]) is None else f"{value:.3f}" for key in ("precision", "recall", "f1")]
         lines.append(f"{title:<34}{values[0]:>10}{values[1]:>8}{values[2]:>8}{scores.get('n', ''):>7}")
     data = {"reports": len(rows), "averages": averages, "classes": classes}
-    noise, noise_tables = _label_noise(arguments, name, rows)
-    if noise:
-        data["label_noise"] = noise
-        lines += ["", *lines_of(noise_tables)]
+    if arguments.checked:
+        noise = noise_of(rows, name, arguments.checked)
+        data["label_noise"] = {name: of._asdict() for name, of in noise.items()}
+        lines += ["", *lines_of(noise_tables(noise, name, interval_text))]
     if arguments.against:
         from fedtar_flare.suite.results import compare_scores
         from fedtar_flare.suite.tables import metric_table
@@ -98,16 +95,18 @@ def score(arguments: argparse.Namespace) -> None:
         table = metric_table(tests, {"": str(arguments.state)}, "", arguments.drawn)
         data["against"] = [test._asdict() for test in tests]
         lines += ["", table.title, "  ".join(table.head), *("  ".join(row) for row in table.rows)]
-    show(arguments, data, *lines)
+    show(arguments, clean(data), *lines)
 
 
 def _score_texts(arguments: argparse.Namespace) -> None:
     from fedtar_flare.data.draft_files import read_texts
     from fedtar_flare.learning.evaluation import report_texts
-    from fedtar_flare.metrics.labeler import NEURAL
+    from fedtar_flare.metrics.labeler import NEURAL, RuleLabels
     from fedtar_flare.metrics.radeval import RadEvalMetrics
     from fedtar_flare.metrics.text_sums import rules_of
+    from fedtar_flare.suite.checked import noise_of, noise_tables
     from fedtar_flare.suite.drafts import case_rows, lines, run_texts, score_drafts, tables, text_cell, write_page
+    from fedtar_flare.suite.tables import interval_text
 
     files, rules, rule_labels = arguments.drafts or [], arguments.labeler, [*NEURAL.values()]
     if len({bool(files), bool(arguments.reports), not arguments.state}) > 1 or arguments.export:
@@ -123,18 +122,21 @@ def _score_texts(arguments: argparse.Namespace) -> None:
         runs = [report_texts(folder, arguments.round, personal=not arguments.shared) for folder in states]
         texts, rules = run_texts(runs[0], "reference"), rules or rules_of(runs[0])
         drafts = {str(folder): run_texts(rows, "text") for folder, rows in zip(states, runs, strict=True)}
-    rules, noise, noise_tables = rules or "chexpert-rules", {}, []
+    labeler: RuleLabels = rules or "chexpert-rules"
+    noise = {}
     if arguments.check_sample or arguments.checked:
         if len(files) != 1:
             raise ConfigError("--check-sample and --checked go with one file of --drafts, or with STATE --labeler")
-        _, rows = _label(case_rows(texts, drafts[str(files[0])], str(files[0])), rules, arguments.reports)
+        _, rows = _label(case_rows(texts, drafts[str(files[0])], str(files[0])), labeler, arguments.reports)
         if arguments.check_sample:
-            return _write_sample(arguments, rules, rows)
-        noise, noise_tables = _label_noise(arguments, rules, rows)
-    scored = score_drafts(texts, drafts, rules, models)
-    page = [f"page: {write_page([*tables(scored), *noise_tables], arguments.out)}"] if arguments.out else []
-    data = scored._asdict() | {"tests": [test._asdict() for test in scored.tests], "label_noise": noise}
-    show(arguments, clean(data), *lines([*tables(scored, text_cell), *noise_tables]), *page)
+            return _write_sample(arguments, labeler, rows)
+        noise = noise_of(rows, labeler, arguments.checked)
+    scored = score_drafts(texts, drafts, labeler, models)
+    shown = lines([*tables(scored, text_cell), *noise_tables(noise, labeler, interval_text)])
+    if arguments.out:
+        shown.append(f"page: {write_page([*tables(scored), *noise_tables(noise, labeler)], arguments.out)}")
+    data = scored._asdict() | {"tests": [test._asdict() for test in scored.tests]}
+    show(arguments, clean(data | {"label_noise": {name: of._asdict() for name, of in noise.items()}}), *shown)
 
 
 def _write_sample(arguments: argparse.Namespace, name: str, rows: list[dict[str, Any]]) -> None:
@@ -143,18 +145,6 @@ def _write_sample(arguments: argparse.Namespace, name: str, rows: list[dict[str,
     file = write_sample(rows, name, arguments.cases, arguments.check_sample)
     what = "write 1 where a text states a class, and 0 in any cell of a text that states none; patients' texts"
     show(arguments, {"sample": str(file)}, f"{file}: {what}, to be guarded")
-
-
-def _label_noise(
-    arguments: argparse.Namespace, name: str, rows: list[dict[str, Any]]
-) -> tuple[dict[str, Any], list[Table]]:
-    """How right a labeler is, where staff have checked it, for JSON and as a table."""
-    from fedtar_flare.suite.checked import noise_of, noise_table
-
-    if not arguments.checked:
-        return {}, []
-    found = noise_of(rows, name, arguments.checked)
-    return clean({name: of._asdict() for name, of in found.items()}), [noise_table(found, name)]
 
 
 def _labelled(arguments: argparse.Namespace, state: Path) -> tuple[str, list[dict[str, Any]]]:

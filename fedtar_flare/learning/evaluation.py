@@ -14,6 +14,7 @@ from fedtar_flare.data.cohort import Sample
 from fedtar_flare.data.minimum_cell import enough, full_cells, round_share, round_to_cell
 from fedtar_flare.learning.labels import labeler_of
 from fedtar_flare.metrics.agreement import LabelCounts
+from fedtar_flare.metrics.clinical import clinical_score
 from fedtar_flare.metrics.grades import contrary_claims, marks
 from fedtar_flare.metrics.labeler import rules_for
 from fedtar_flare.metrics.language import bleu_of_sums, identical_share, report_statistics
@@ -146,7 +147,7 @@ def report_rows(
     lengths = statistics.hypothesis_length, statistics.reference_length
     bleu = bleu_of_sums(statistics.matches, statistics.guesses, *lengths).tolist()
     reports = reports_of(samples, drafts, losses, range(len(samples)), 1)
-    claimed = _claims(samples, reports)
+    claimed, clinical = _claims(samples, reports), reports.values(clinical_score)
     rows = []
     for i, (sample, text, loss) in enumerate(zip(samples, drafts, losses, strict=True)):
         visit = sample.visit
@@ -167,6 +168,7 @@ def report_rows(
                 "findings_in_text": None if visit.findings is None else sorted(reader.stated(text)),
                 "changes": None if visit.changes is None else sorted(map(list, visit.changes)),
                 "changes_in_text": None if visit.changes is None else sorted(map(list, reader.changes(text))),
+                "clinical_score": clinical[i],
                 "degree_accuracy": [sum(degrees := marks(reports.grades[i], "degree")), len(degrees)],
                 "change_accuracy": [sum(changes := marks(reports.grades[i], "change")), len(changes)],
                 "contradictions": claimed[i],

@@ -47,7 +47,7 @@ def label_noise(patients: Sequence[Any], labelled: LabelCounts, checked: Array) 
     dict[str, LabelNoise]
     """
     by_labeler = np.stack([labelled.actual, labelled.named], axis=1)
-    looked = np.isfinite(checked).all(axis=(1, 2))
+    looked = np.asarray(np.isfinite(checked).all(axis=(1, 2)))
     if (cases := int(looked.sum())) < FEWEST:
         raise DataError(f"both texts of {cases} cases are checked, {FEWEST} are needed", reason="too-few-checked")
     by_staff = np.where(looked[:, None, None], checked, 0.0)

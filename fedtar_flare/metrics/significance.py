@@ -295,7 +295,7 @@ def _drawn(rows: Sequence[Row], units: Units) -> list[tuple[str, ...]]:
 
 def mean_of(name: str, rows: Sequence[Row], units: Units = "patients") -> PatientSums | None:
     """Mean of a column of rows, of those that have it."""
-    known = [row for row in rows if name in row]
+    known = [row for row in rows if row.get(name) is not None]
     return mean_score(_drawn(known, units), [row[name] for row in known]) if known else None
 
 
@@ -340,6 +340,7 @@ def _labels(
 
 
 SUMS: dict[str, SumsOf] = {
+    "clinical_score": partial(mean_of, "clinical_score"),
     **{name: partial(_share_of, name) for name in ("degree_accuracy", "change_accuracy")},
     "finding_change_micro_f1": partial(finding_f1, "changes", "changes_in_text"),
     "contradictions": partial(_share_of, "contradictions"),

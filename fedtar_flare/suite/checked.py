@@ -3,9 +3,8 @@
 import csv
 import hashlib
 import io
-import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from fedtar_flare.metrics.label_noise import FEWEST, LabelNoise, label_noise
 from fedtar_flare.metrics.labeler import classes_of
 from fedtar_flare.metrics.significance import Interval
 from fedtar_flare.reporting.format import NOTHING
-from fedtar_flare.suite.tables import Table
+from fedtar_flare.suite.tables import Table, interval_cell
 
 Rows = Sequence[Mapping[str, Any]]
 """Of each case its ``patient_id``, ``visit_id``, ``reference`` and ``text``, a ``site`` where there are several, and
@@ -75,12 +74,12 @@ def _id(row: Mapping[str, Any], side: str) -> str:
     return hashlib.sha256("\0".join([side, *of]).encode()).hexdigest()[:16]
 
 
-def noise_table(found: Mapping[str, LabelNoise], labeler: str) -> Table:
-    """A row for each class that staff or the labeler found, the first for all together."""
-
-    def cell(interval: Interval) -> str:
-        return NOTHING if math.isnan(interval.value) else "{:.2f} ({:.2f} to {:.2f})".format(*interval)
-
+def noise_tables(
+    found: Mapping[str, LabelNoise], labeler: str, cell: Callable[[Interval], str] = interval_cell
+) -> list[Table]:
+    """A row for each class that staff or the labeler found, the first for all together; no table of nothing."""
+    if not found:
+        return []
     about = (
         f"{next(iter(found.values())).checked} cases that staff checked. Precision and recall are those of "
         f"{labeler}, against staff. F1 is that of the drafts, by its labels and corrected by the sample, with 95 % "
@@ -88,4 +87,4 @@ def noise_table(found: Mapping[str, LabelNoise], labeler: str) -> Table:
     )
     heads = ["", "labeler's precision", "labeler's recall", "F1 by its labels", "F1 corrected"]
     rows = [[name, *map(cell, of[1:])] for name, of in found.items()]
-    return Table("Label noise", about, heads, [row for row in rows if {*row[1:]} != {NOTHING}])
+    return [Table("Label noise", about, heads, [row for row in rows if {*row[1:]} != {NOTHING}])]

@@ -26,10 +26,17 @@ from fedtar_flare.metrics.text_sums import reports_of_texts, text_sums
 from fedtar_flare.reporting.format import heading, score
 from fedtar_flare.reporting.render import render
 from fedtar_flare.suite.results import Difference, corrected
-from fedtar_flare.suite.tables import Table, metric_table, score_cell
+from fedtar_flare.suite.tables import Table, interval_cell, metric_table, score_cell
 
 EXPORT_KEY = "export.key"  # file in a state with the secret from which exported ids are made
-
+ABOUT_SCORES = (
+    "An arrow says which way is better; a dash: not graded, as no report in English has what is graded. p: permutation "
+    "of the drafts, patient by patient, corrected after Holm; ties count half."
+)
+ABOUT_READING = (
+    "What readers said of drafts and reference reports without knowing which is which, with 95 % intervals over "
+    "patients; a dash: all said the same. p: draft and reference exchanged, patient by patient, corrected after Holm."
+)
 
 Texts = Mapping[str, Text]  # by study
 
@@ -99,17 +106,16 @@ def tables(scored: Scored, cell: Callable[[str, Interval | None], str] = score_c
     return made
 
 
-def reading_tables(results: Mapping[str, Any]) -> list[Table]:
+def reading_tables(results: Mapping[str, Any], cell: Callable[[Interval], str] = interval_cell) -> list[Table]:
     """What readers answered (:func:`.reading_results`), and how they agree, with one another and with each score."""
-    cell = "{:.2f} ({:.2f} to {:.2f})".format
     counts = ", ".join(f"{name} {count}" for name, count in results["answers"].items())
     about = f"{results['cases']} cases of {results['patients']} patients; answers: {counts}"
-    rows = [[name, *(cell(*side) for side in of.values())] for name, of in results["scores"].items()]
+    rows = [[name, *(cell(side) for side in of.values())] for name, of in results["scores"].items()]
     rows = [[*row, f"{results['p'][row[0]]:.3g}"] for row in rows]
     whose = f"{'Cohen' if len(results['answers']) == 2 else 'Fleiss'}'s kappa of {results['read_by_all']} cases"
-    agreed = [[f"readers, {name}", cell(*kappa), whose] for name, kappa in results["agreement"].items()]
+    agreed = [[f"readers, {name}", cell(kappa), whose] for name, kappa in results["agreement"].items()]
     for name, (tau, drafts) in results["tau"].items():
-        agreed.append([SCORES[name].label, cell(*tau), f"Kendall's tau-b, {drafts} drafts"])
+        agreed.append([SCORES[name].label, cell(tau), f"Kendall's tau-b, {drafts} drafts"])
     of_scores = f"Of readers, and of scores with their answers. {results['models']}".strip()
     answered = Table("Answers", about, ["", "draft", "reference", "difference", "p"], rows)
     return [answered, Table("Agreement", of_scores, ["", "coefficient", ""], agreed)]
@@ -127,9 +133,9 @@ def text_cell(name: str, value: Interval | None) -> str:
     return "{} ({} to {})".format(*(score(name, end) for end in value))
 
 
-def write_page(shown: Sequence[Table], out: Path) -> Path:
+def write_page(shown: Sequence[Table], out: Path, title: str = "Scores of drafts", about: str = ABOUT_SCORES) -> Path:
     """Write tables as a page, for its owner alone."""
-    return write_text(out, render("drafts.html", tables=shown), PRIVATE)
+    return write_text(out, render("drafts.html", tables=shown, title=title, about=about), PRIVATE)
 
 
 def export_pairs(state: Path, rows: Sequence[Mapping[str, Any]], out: Path, visit_ids: bool) -> Path:

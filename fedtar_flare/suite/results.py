@@ -132,7 +132,7 @@ SUMS: dict[str, SumsOf] = {
 
 VALUE_REPLICATES = 1_000  # of a value; differences, on which a decision may rest, have five times as many
 MAIN = "bleu_4"  # orders the arms
-COMPARED = (*SEEN, MAIN, "cider", "finding_f1_known", "finding_f1_new", "finding_f1_new_macro")
+COMPARED = ("clinical_score", *SEEN, MAIN, "cider", "finding_f1_known", "finding_f1_new", "finding_f1_new_macro")
 
 
 class Difference(NamedTuple):

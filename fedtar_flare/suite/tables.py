@@ -100,6 +100,16 @@ def with_interval(
     )
 
 
+def interval_cell(interval: Interval) -> str:
+    """A share or coefficient for the page, as :func:`with_interval` writes it."""
+    return with_interval(interval, "{:.2f}".format)
+
+
+def interval_text(interval: Interval) -> str:
+    """The same as text."""
+    return NOTHING if math.isnan(interval.value) else "{:.2f} ({:.2f} to {:.2f})".format(*interval)
+
+
 def score_cell(name: str, interval: Interval | None, star: str = "", p: float | None = None) -> str:
     """A score of the registry, as :func:`with_interval` writes it."""
     return with_interval(interval, partial(score, name), star, p)

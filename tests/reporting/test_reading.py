@@ -135,7 +135,8 @@ def test_each_score_s_tau_is_with_what_readers_said_of_the_drafts_that_they_read
     assert tau == pytest.approx(kendalltau(lengths, said).statistic) and low <= tau <= high and drafts == 24
     out = here(*command)[1]
     assert re.search(r"ROUGE-L +0\.\d+ \(.* to .*\) +Kendall's tau-b, 24 drafts", out) and "length ratio" not in out
-    assert "ROUGE-L" in (tmp_path / "tables.html").read_text()
+    page = (tmp_path / "tables.html").read_text()
+    assert "ROUGE-L" in page and "<h1>What readers said</h1>" in page
     write_report_scores(state, 4, [row | {"text": "Other."} for row in rows])
     assert json.loads(here(*command, "--json")[1])["tau"] == {}, "these drafts are not those that were read"
 

@@ -120,6 +120,7 @@ def test_pairs_are_exported_under_keyed_ids_and_scored_again(tmp_path, cohort):
     passing("score", state, "--export", files[0], "--visit-ids")
     assert rows[0]["visit_id"] in files[0].read_text()
     failing("score", state, "--export", tmp_path / "pairs.txt")
+    assert "clinical_score" in {one.score for one in compare_scores("x", [(rows, rows)], "patients")}
 
 
 def test_the_page_leads_from_two_tables_to_a_page_with_intervals(repository, tmp_path):
