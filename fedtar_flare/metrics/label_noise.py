@@ -55,8 +55,8 @@ def label_noise(patients: Sequence[Any], labelled: LabelCounts, checked: Array) 
     found = {}
     every = {"micro": [*range(len(labelled.classes))]} | {name: [k] for k, name in enumerate(labelled.classes)}
     for name, of in every.items():
-        right = (by_staff * seen)[..., of].sum()
-        precision, recall = (wilson(right, side[..., of].sum()) for side in (seen, by_staff))
+        right = (by_staff * seen)[..., of].sum(axis=(1, 2))
+        precision, recall = (_share(patients, right, side[..., of].sum(axis=(1, 2))) for side in (seen, by_staff))
         sums = _f1_sums(by_labeler[..., of])
         changes = _f1_sums(by_staff[..., of]) - _f1_sums(seen[..., of])
         columns = np.column_stack([sums, changes, looked, np.ones(len(looked))])
@@ -79,10 +79,12 @@ def _corrected(sums: Array) -> Array:
     return np.where(checked > 0, np.clip(f1, 0.0, 1.0), np.nan)
 
 
-def wilson(count: float, of: float) -> Interval:
-    """A share with its 95 % interval after Wilson (1927), which is not empty where all are right; nan of none."""
-    if not of:
-        return Interval(float("nan"), float("nan"), float("nan"))
+def _share(patients: Sequence[Any], right: Array, of: Array) -> Interval:
+    """A share over patients; where none or all are right no draw tells how sure that is, and Wilson's (1927) does."""
+    share = over_seeds([patient_sums(patients, np.column_stack([right, of]), share_of_sums)])
+    if share.value not in (0, 1):
+        return share
     from scipy.stats import binomtest
 
-    return Interval(count / of, *map(float, binomtest(round(count), round(of)).proportion_ci(method="wilson")))
+    ends = binomtest(round(right.sum()), round(of.sum())).proportion_ci(method="wilson")
+    return Interval(share.value, float(ends.low), float(ends.high))

@@ -85,6 +85,6 @@ def noise_tables(
         f"{labeler}, against staff. F1 is that of the drafts, by its labels and corrected by the sample, with 95 % "
         "intervals: the corrected one has the labeler's errors in it."
     )
-    heads = ["", "labeler's precision", "labeler's recall", "F1 by its labels", "F1 corrected"]
+    heads = ["", "precision", "recall", "F1, its labels", "F1, corrected"]
     rows = [[name, *map(cell, of[1:])] for name, of in found.items()]
     return [Table("Label noise", about, heads, [row for row in rows if {*row[1:]} != {NOTHING}])]
