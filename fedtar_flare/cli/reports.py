@@ -201,7 +201,7 @@ def read(arguments: argparse.Namespace) -> None:
     from fedtar_flare.learning.evaluation import report_texts
     from fedtar_flare.metrics.radeval import RadEvalMetrics
     from fedtar_flare.reporting.reading import reading_results, write_reading
-    from fedtar_flare.suite.drafts import ABOUT_READING, lines, reading_tables, write_page
+    from fedtar_flare.suite.drafts import lines, reading_tables, write_page
     from fedtar_flare.suite.tables import interval_text
 
     rows = report_texts(arguments.state, arguments.round, personal=not arguments.shared)
@@ -213,8 +213,7 @@ def read(arguments: argparse.Namespace) -> None:
     results = reading_results(arguments.state, arguments.answers, rows, models)
     shown = lines(reading_tables(results, interval_text))
     if arguments.out:
-        page = write_page(reading_tables(results), arguments.out, "What readers said", ABOUT_READING)
-        shown.append(f"page: {page}")
+        shown.append(f"page: {write_page(reading_tables(results), arguments.out, read=True)}")
     show(arguments, clean(results), *shown)
 
 

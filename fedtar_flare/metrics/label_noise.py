@@ -12,11 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedtar_flare.core.errors import DataError
 from fedtar_flare.metrics.agreement import Array, LabelCounts
 from fedtar_flare.metrics.significance import Interval, over_seeds, patient_sums, share_of_sums
-
-FEWEST = 10  # checked cases that a correction is made from
 
 
 class LabelNoise(NamedTuple):
@@ -30,28 +27,14 @@ class LabelNoise(NamedTuple):
 
 
 def label_noise(patients: Sequence[Any], labelled: LabelCounts, checked: Array) -> dict[str, LabelNoise]:
-    """Compare a labeler with staff, and correct F1: ``micro`` and of each class.
+    """Compare a labeler's labels of N cases, each a reference with its draft, with what staff say of both texts: for
+    all classes together (``micro``), and for each.
 
-    Parameters
-    ----------
-    patients : (N,)
-        The patient of each case, a reference with its draft.
-    labelled : LabelCounts
-        The labeler's labels of N cases and K classes.
-    checked : ndarray, (N, 2, K)
-        What staff say of each reference and draft: 1 where it states the class, else 0; nan where nobody looked. A case
-        counts where somebody looked at both.
-
-    Returns
-    -------
-    dict[str, LabelNoise]
+    ``checked`` (N, 2, K) is 1 where a text states a class, else 0; a case with a nan is not checked.
     """
     by_labeler = np.stack([labelled.actual, labelled.named], axis=1)
     looked = np.asarray(np.isfinite(checked).all(axis=(1, 2)))
-    if (cases := int(looked.sum())) < FEWEST:
-        raise DataError(f"both texts of {cases} cases are checked, {FEWEST} are needed", reason="too-few-checked")
-    by_staff = np.where(looked[:, None, None], checked, 0.0)
-    seen = np.where(looked[:, None, None], by_labeler, 0.0)
+    by_staff, seen = (np.where(looked[:, None, None], labels, 0.0) for labels in (checked, by_labeler))
     found = {}
     every = {"micro": [*range(len(labelled.classes))]} | {name: [k] for k, name in enumerate(labelled.classes)}
     for name, of in every.items():
@@ -62,7 +45,7 @@ def label_noise(patients: Sequence[Any], labelled: LabelCounts, checked: Array) 
         columns = np.column_stack([sums, changes, looked, np.ones(len(looked))])
         scores = ((sums, share_of_sums), (columns, _corrected))
         labelled_f1, corrected = (over_seeds([patient_sums(patients, rows, score)]) for rows, score in scores)
-        found[name] = LabelNoise(cases, precision, recall, labelled_f1, corrected)
+        found[name] = LabelNoise(int(looked.sum()), precision, recall, labelled_f1, corrected)
     return found
 
 

@@ -1,8 +1,6 @@
 """A sample of cases that staff label, and how right a labeler is by what they said (:mod:`.label_noise`)."""
 
-import csv
 import hashlib
-import io
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,20 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from fedtar_flare.core.errors import ConfigError, DataError
-from fedtar_flare.core.files import PRIVATE, write_text
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.data.sources.tables import rows_of
 from fedtar_flare.metrics.agreement import Array, label_counts
-from fedtar_flare.metrics.label_noise import FEWEST, LabelNoise, label_noise
+from fedtar_flare.metrics.label_noise import LabelNoise, label_noise
 from fedtar_flare.metrics.labeler import classes_of
 from fedtar_flare.metrics.significance import Interval
 from fedtar_flare.reporting.format import NOTHING
+from fedtar_flare.suite.drafts import write_table
 from fedtar_flare.suite.tables import Table, interval_cell
 
 Rows = Sequence[Mapping[str, Any]]
 """Of each case its ``patient_id``, ``visit_id``, ``reference`` and ``text``, a ``site`` where there are several, and
 ``labels`` by labeler."""
-SIDES = ("reference", "text")
+SIDES, FEWEST = ("reference", "text"), 10  # texts of a case; checked cases that a correction is made from
 
 
 def write_sample(rows: Rows, labeler: str, cases: int, out: Path) -> Path:
@@ -35,21 +33,16 @@ def write_sample(rows: Rows, labeler: str, cases: int, out: Path) -> Path:
     chance, classes = secrets.SystemRandom(), classes_of(labeler)
     texts = [(_id(row, side), row[side]) for row in chance.sample(rows, min(cases, len(rows))) for side in SIDES]
     chance.shuffle(texts)
-    table = io.StringIO()
-    writer = csv.writer(table, lineterminator="\n")
-    writer.writerow(["id", "report", *classes])
-    writer.writerows([*text, *[""] * len(classes)] for text in texts)
-    return write_text(out, table.getvalue(), PRIVATE)
+    return write_table(out, ["id", "report", *classes], [[*text, *[""] * len(classes)] for text in texts])
 
 
 def noise_of(rows: Rows, labeler: str, file: Path) -> dict[str, LabelNoise]:
     """How right a labeler is by the labels of a file that :func:`write_sample` wrote and staff filled in."""
     classes, patients = classes_of(labeler), [f"{row.get('site', '')} {row['patient_id']}" for row in rows]
-    labelled = label_counts(classes, [row["labels"][labeler] for row in rows])
-    try:
-        return label_noise(patients, labelled, _labels(rows, classes, file))
-    except DataError as error:
-        raise ConfigError(f"{file}: {error}") from error
+    checked = _labels(rows, classes, file)
+    if (cases := np.isfinite(checked).all(axis=(1, 2)).sum()) < FEWEST:
+        raise ConfigError(f"{file}: both texts of {cases} cases are checked, {FEWEST} are needed")
+    return label_noise(patients, label_counts(classes, [row["labels"][labeler] for row in rows]), checked)
 
 
 def _labels(rows: Rows, classes: Sequence[str], file: Path) -> Array:

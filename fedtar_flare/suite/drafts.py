@@ -8,7 +8,7 @@ import hmac
 import io
 import math
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,14 +29,6 @@ from fedtar_flare.suite.results import Difference, corrected
 from fedtar_flare.suite.tables import Table, interval_cell, metric_table, score_cell
 
 EXPORT_KEY = "export.key"  # file in a state with the secret from which exported ids are made
-ABOUT_SCORES = (
-    "An arrow says which way is better; a dash: not graded, as no report in English has what is graded. p: permutation "
-    "of the drafts, patient by patient, corrected after Holm; ties count half."
-)
-ABOUT_READING = (
-    "What readers said of drafts and reference reports without knowing which is which, with 95 % intervals over "
-    "patients; a dash: all said the same. p: draft and reference exchanged, patient by patient, corrected after Holm."
-)
 
 Texts = Mapping[str, Text]  # by study
 
@@ -133,9 +125,9 @@ def text_cell(name: str, value: Interval | None) -> str:
     return "{} ({} to {})".format(*(score(name, end) for end in value))
 
 
-def write_page(shown: Sequence[Table], out: Path, title: str = "Scores of drafts", about: str = ABOUT_SCORES) -> Path:
-    """Write tables as a page, for its owner alone."""
-    return write_text(out, render("drafts.html", tables=shown, title=title, about=about), PRIVATE)
+def write_page(shown: Sequence[Table], out: Path, read: bool = False) -> Path:
+    """Write tables as a page, for its owner alone; ``read``: they are :func:`reading_tables`."""
+    return write_text(out, render("drafts.html", tables=shown, read=read), PRIVATE)
 
 
 def export_pairs(state: Path, rows: Sequence[Mapping[str, Any]], out: Path, visit_ids: bool) -> Path:
@@ -154,8 +146,11 @@ def export_pairs(state: Path, rows: Sequence[Mapping[str, Any]], out: Path, visi
     if out.suffix.lower() == ".json":
         texts = {"refs": [row["reference"] for row in rows], "hyps": [row["text"] for row in rows]}
         return write_json(out, texts | {"study_ids": [study for study, _ in ids]}, PRIVATE)
-    table = io.StringIO()
-    writer = csv.writer(table, lineterminator="\n")
-    writer.writerow(["study_id", "report", "prediction", "patient_id"])
-    writer.writerows((s, row["reference"], row["text"], p) for (s, p), row in zip(ids, rows, strict=True))
+    pairs = [(s, row["reference"], row["text"], p) for (s, p), row in zip(ids, rows, strict=True)]
+    return write_table(out, ["study_id", "report", "prediction", "patient_id"], pairs)
+
+
+def write_table(out: Path, head: Sequence[str], rows: Iterable[Sequence[str]]) -> Path:
+    """Write texts of patients as CSV, for its owner alone."""
+    csv.writer(table := io.StringIO(), lineterminator="\n").writerows([head, *rows])
     return write_text(out, table.getvalue(), PRIVATE)
