@@ -68,16 +68,16 @@ def _id(row: Mapping[str, Any], side: str) -> str:
 
 
 def noise_tables(
-    found: Mapping[str, LabelNoise], labeler: str, cell: Callable[[Interval], str] = interval_cell
+    noise: Mapping[str, LabelNoise], labeler: str, cell: Callable[[Interval], str] = interval_cell
 ) -> list[Table]:
     """A row for each class that staff or the labeler found, the first for all together; no table of nothing."""
-    if not found:
+    if not noise:
         return []
     about = (
-        f"{next(iter(found.values())).checked} cases that staff checked. Precision and recall are those of "
+        f"{next(iter(noise.values())).checked} cases that staff checked. Precision and recall are those of "
         f"{labeler}, against staff. F1 is that of the drafts, by its labels and corrected by the sample, with 95 % "
         "intervals: the corrected one has the labeler's errors in it."
     )
     heads = ["", "precision", "recall", "F1, its labels", "F1, corrected"]
-    rows = [[name, *map(cell, of[1:])] for name, of in found.items()]
+    rows = [[name, *map(cell, of[1:])] for name, of in noise.items()]
     return [Table("Label noise", about, heads, [row for row in rows if {*row[1:]} != {NOTHING}])]
