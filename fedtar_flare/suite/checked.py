@@ -62,7 +62,7 @@ def _labels(rows: Rows, classes: Sequence[str], file: Path) -> Array:
 
 
 def _id(row: Mapping[str, Any], side: str) -> str:
-    """An id of a text, which changes with the text and tells nothing of the patient."""
+    """An id of a text, which changes with the text: a digest, so that the file has no patient's id."""
     of = [str(row.get(name, "")) for name in ("site", "patient_id", "visit_id", side)]
     return hashlib.sha256("\0".join([side, *of]).encode()).hexdigest()[:16]
 
