@@ -69,6 +69,32 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
+def marked(mark: str) -> dict[int, list[str]]:
+    """Process id to command line of every process that carries a mark and lives."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            carries = entry.name.isdigit() and (entry / "environ").read_bytes().split(b"\0")
+            if carries and f"{MARK}={mark}".encode() in carries:
+                command = [part.decode() for part in (entry / "cmdline").read_bytes().split(b"\0") if part]
+                if command:
+                    found[int(entry.name)] = command
+    return found
+
+
+def end_marked(mark: str) -> None:
+    """End every process that carries a mark, those first that start others again."""
+
+    def end() -> bool:
+        mine = marked(mark)
+        for pid in sorted(mine, key=lambda pid: not any("start.sh" in part for part in mine[pid])):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return not marked(mark)
+
+    wait_for("all processes ended", end, 60)
+
+
 class Federation:
     """Server and sites of a project file, provisioned below ``folder`` with a free port.
 
@@ -141,15 +167,7 @@ class Federation:
 
     def processes(self) -> dict[int, list[str]]:
         """Process id to command line of everything that this federation started and that lives."""
-        found = {}
-        for entry in Path("/proc").iterdir():
-            with contextlib.suppress(OSError):
-                marked = entry.name.isdigit() and (entry / "environ").read_bytes().split(b"\0")
-                if marked and f"{MARK}={self.mark}".encode() in marked:
-                    command = [part.decode() for part in (entry / "cmdline").read_bytes().split(b"\0") if part]
-                    if command:
-                        found[int(entry.name)] = command
-        return found
+        return marked(self.mark)
 
     def job_process(self, name: str, job: str) -> int | None:
         """Process id of a job at a site, or at the server ('localhost')."""
@@ -187,13 +205,7 @@ class Federation:
 
     def close(self) -> None:
         self._close_sessions()
-
-        def end() -> bool:
-            mine = self.processes()
-            self.kill(*sorted(mine, key=lambda pid: not any("start.sh" in part for part in mine[pid])))
-            return not self.processes()
-
-        wait_for("all processes ended", end, 60)
+        end_marked(self.mark)
 
     # ------------------------------------------------------------------ administration
     def command(self, *arguments: object, timeout: float = 180) -> subprocess.CompletedProcess[str]:
