@@ -205,7 +205,9 @@ def test_a_hospital_of_another_minor_release_is_left_out_with_the_reason_until_i
     federation.kill_site("hospital-b")
     federation.start("hospital-b", change=RELEASE.format("99.0.0"))
     try:
-        identity = federation.submit(job("upgraded"))
+        identity = federation.submit(
+            job("upgraded", training={"local_steps": 80, "batch_size": 4})
+        )  # to be seen training
         reason = f"the server's fedtar_flare is {__version__}, the site's is 99.0.0; install the same major.minor"
         asked = ("status", identity, "--kit", federation.kits / LEAD, "--prometheus", tmp_path / "status.prom")
 
