@@ -27,10 +27,22 @@ class LabelNoise(NamedTuple):
 
 
 def label_noise(patients: Sequence[Any], labelled: LabelCounts, checked: Array) -> dict[str, LabelNoise]:
-    """Compare a labeler's labels of N cases, each a reference with its draft, with what staff say of both texts: for
-    all classes together (``micro``), and for each.
+    """Compare a labeler's labels of N cases, each a reference with its draft, with what staff say of both texts.
 
-    ``checked`` (N, 2, K) is 1 where a text states a class, else 0; a case with a nan is not checked.
+    Parameters
+    ----------
+    patients : sequence
+        The patient of each case (N).
+    labelled : LabelCounts
+        The labeler's labels of references and drafts (N, K).
+    checked : array
+        Staff's labels of reference and draft (N, 2, K): 1 where a text states a class, else 0; a case with a nan is not
+        checked.
+
+    Returns
+    -------
+    dict of str to LabelNoise
+        For all classes together (``micro``), and for each by name; shares from 0 to 1 with 95 % intervals.
     """
     by_labeler = np.stack([labelled.actual, labelled.named], axis=1)
     looked = np.asarray(np.isfinite(checked).all(axis=(1, 2)))

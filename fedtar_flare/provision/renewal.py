@@ -18,11 +18,28 @@ MOST = 1 << 20
 
 
 def renew(kit: Path, new: Path, key_file: Path | None = None) -> datetime:
-    """Put a new certificate with its private key into the kit of a site, a server or a person; returns when it ends.
+    """Put a new certificate with its private key into the kit of a site, a server or a person.
 
-    ``new`` is the participant's new kit, or the archive that ``nvflare cert approve`` wrote, which has no key.
-    :class:`ConfigError` where the certificate is of another participant or root, ends no later, is not valid now, or
-    does not fit the key. The key is written first: a renewal that was cut between the two is completed by another.
+    The key is written first: a renewal that was cut between the two is completed by another.
+
+    Parameters
+    ----------
+    kit : Path
+        The kit to be renewed.
+    new : Path
+        The participant's new kit, or the archive that ``nvflare cert approve`` wrote, which has no key.
+    key_file : Path, optional
+        The private key of the archive's certificate.
+
+    Returns
+    -------
+    datetime
+        When the new certificate ends.
+
+    Raises
+    ------
+    ConfigError
+        The certificate is of another participant or root, ends no later, is not valid now, or does not fit the key.
     """
     startup = kit / "startup"
     name = "server" if (startup / "server.crt").is_file() else "client"

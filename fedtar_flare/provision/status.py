@@ -53,7 +53,8 @@ def admin_of(kit: Path) -> str:
 def list_jobs(kit: Path, limit: int = 10, job_id: str | None = None) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Ask the server for its newest jobs, and when certificates end (:mod:`fedtar_flare.provision.expiry`)."""
     with open_session(kit) as session:
-        ends = dict(session.check_status("server").get(CERTIFICATES) or {})
+        told = session.check_status("server").get(CERTIFICATES)
+        ends = {plain(str(who)): end for who, end in dict(told or {}).items() if isinstance(end, float)}
         newest = None if job_id else session.list_jobs(detailed=True, limit=limit, reverse=True)
         entries = [session.get_job_meta(job_id)] if job_id else newest or []
         listed_whole = ("RUNNING", "FINISHED:COMPLETED")  # of the others the list leaves out the reason
