@@ -1,6 +1,8 @@
 """What dies, and what becomes of the run: real processes, killed with SIGKILL, over mTLS."""
 
 import json
+import os
+import signal
 from datetime import datetime, timedelta
 from html import unescape
 
@@ -205,9 +207,7 @@ def test_a_hospital_of_another_minor_release_is_left_out_with_the_reason_until_i
     federation.kill_site("hospital-b")
     federation.start("hospital-b", change=RELEASE.format("99.0.0"))
     try:
-        identity = federation.submit(
-            job("upgraded", training={"local_steps": 80, "batch_size": 4})
-        )  # to be seen training
+        identity = federation.submit(job("upgraded", server={"step_time_limit": 600}))
         reason = f"the server's fedtar_flare is {__version__}, the site's is 99.0.0; install the same major.minor"
         asked = ("status", identity, "--kit", federation.kits / LEAD, "--prometheus", tmp_path / "status.prom")
 
@@ -215,7 +215,11 @@ def test_a_hospital_of_another_minor_release_is_left_out_with_the_reason_until_i
             said = fedtar_here(*asked)[1]
             return "train: round" in said and f"hospital-b absent: {reason}" in said
 
+        in_step(federation, identity, "hospital-a", 1, 2)
+        trains = federation.job_process("hospital-a", identity)
+        os.kill(trains, signal.SIGSTOP)  # a job of seconds, to be seen while it trains
         wait_for(f"who is left out, and why, is said while others train\n{federation.tail(identity)}", named)
+        os.kill(trains, signal.SIGCONT)
         assert 'site="hospital-b"} 1' in (tmp_path / "status.prom").read_text()
         results = federation.completed(identity)
         assert [[*event.sites] for event in steps(read_events(results))] == [["hospital-a"]] * 4
