@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -22,6 +23,7 @@ from typing import Any, TypeVar
 import yaml
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
+from fedtar_flare.core.errors import FedTARError
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.record.events import Event
 from fedtar_flare.record.log import ROUNDS_FILE, read_events
@@ -64,9 +66,15 @@ def recipe(
 
 
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """A port that nobody has, below those that the system gives to whoever connects: it stays free until it is used.
+
+    It is drawn without the tests' seed, by which every process of them would draw the same.
+    """
+    for port in random.SystemRandom().sample(range(15000, 32000), 200):
+        with socket.socket() as listener, contextlib.suppress(OSError):
+            listener.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
 
 
 def marked(mark: str) -> dict[int, list[str]]:
@@ -92,7 +100,7 @@ def end_marked(mark: str) -> None:
                 os.kill(pid, signal.SIGKILL)
         return not marked(mark)
 
-    wait_for("all processes ended", end, 60)
+    wait_for("all processes ended", end)
 
 
 class Federation:
@@ -256,14 +264,20 @@ class Federation:
         return self.server / job / "fedtar"
 
     def events(self, job: str) -> list[Event]:
-        """Whole events of a running job, read at the server."""
+        """Whole events of a running job, read at the server; none where its folder has gone, as it does at the end."""
         folder = self.run_folder(job)
-        return read_events(folder) if (folder / ROUNDS_FILE).is_file() else []
+        try:
+            return read_events(folder)
+        except (FedTARError, FileNotFoundError):
+            if (folder / ROUNDS_FILE).is_file():
+                raise
+            return []
 
     def tail(self, job: str, lines: int = 40) -> str:
         out = []
         for file in [*self.kits.glob(f"*/{job}/log.txt"), *self.folder.glob("*.out")]:
-            out += [f"--- {file}", *file.read_text(errors="replace").splitlines()[-lines:]]
+            with contextlib.suppress(FileNotFoundError):  # the job ends just now
+                out += [f"--- {file}", *file.read_text(errors="replace").splitlines()[-lines:]]
         return "\n".join(out)
 
 

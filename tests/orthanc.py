@@ -27,11 +27,11 @@ def orthanc(folder: Path):
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen([program, folder / "orthanc.json"], stdout=log, stderr=log)
     try:
-        wait_for("Orthanc", lambda: _answers(f"http://127.0.0.1:{port}/system"), 60)
+        wait_for("Orthanc", lambda: _answers(f"http://127.0.0.1:{port}/system"))
         yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait()
 
 
 def rest(url: str, content: bytes | None = None):

@@ -180,7 +180,7 @@ def fuzz(bases: dict[str, Base], folder: Path) -> tuple[Counter[str], Counter[st
                 (place / file).unlink(missing_ok=True)
                 if file in files:
                     (place / file).write_bytes(files[file])
-            case, start = f"{name} {i}: {mutation.kind}, {mutation.text}", time.monotonic()
+            case, start = f"{name} {i}: {mutation.kind}, {mutation.text}", time.process_time()
             try:
                 with applied(Limits()):
                     got = base.read(path)
@@ -202,8 +202,8 @@ def fuzz(bases: dict[str, Base], folder: Path) -> tuple[Counter[str], Counter[st
                 else:
                     counts["different, silent"] += 1
                     wrong.append(f"{case}: silent, of shape {got[0].shape}")
-            if time.monotonic() - start > SECONDS:
-                wrong.append(f"{case}: {time.monotonic() - start:.0f} s")
+            if time.process_time() - start > SECONDS:
+                wrong.append(f"{case}: {time.process_time() - start:.0f} s")
             for file in changed:
                 (place / file).unlink(missing_ok=True)
                 if file in base.files:

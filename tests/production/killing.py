@@ -2,6 +2,7 @@
 
 import json
 
+import psutil
 import torch
 from command import fedtar
 from federation_process import SITES, wait_for
@@ -52,8 +53,10 @@ def round_1_is_whole(federation, identity):
 
 def kill_server_process(federation, identity):
     """Kills the job's process at the server, waits until the job has failed everywhere; the record until then."""
-    federation.kill(federation.job_process("localhost", identity))
-    events = federation.events(identity)  # the run folder goes with the job
+    process = psutil.Process(federation.job_process("localhost", identity))
+    process.suspend()
+    events = federation.events(identity)  # before the kill, with which the run folder goes
+    process.kill()
     assert federation.finished(identity) == "FINISHED:EXECUTION_EXCEPTION"
     all_gone(federation, identity)
     return events

@@ -17,7 +17,7 @@ def send(cell, target, channel, topic, body, origin="", kind=MessageType.REQ):
         body.set_headers(headers)
     message = new_cell_message({}, body)
     if not origin:
-        reply = cell.send_request(channel, topic, target, message, timeout=5.0)
+        reply = cell.send_request(channel, topic, target, message, timeout=20.0)
         return f"{reply.get_header(MessageHeaderKey.RETURN_CODE)} {str(reply.payload)[:200]}"
     message.add_headers({MessageHeaderKey.CHANNEL: channel, MessageHeaderKey.TOPIC: topic})
     message.add_headers({MessageHeaderKey.ORIGIN: origin, MessageHeaderKey.DESTINATION: target})

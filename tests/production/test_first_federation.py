@@ -29,7 +29,7 @@ def test_the_trial_on_one_machine_runs_as_it_is_written(repository, tmp_path, ho
     environment = {"HOME": str(tmp_path / "home"), "FEDTAR_HOME": str(home), MARK: (mark := uuid.uuid4().hex)}
     (tmp_path / "trial.sh").write_text(f"set -e\n{script}")
     try:
-        code, out, err = run("/bin/bash", tmp_path / "trial.sh", timeout=600, cwd=tmp_path, **environment)
+        code, out, err = run("/bin/bash", tmp_path / "trial.sh", timeout=1500, cwd=tmp_path, **environment)
         assert code == 0, out + err
     finally:
         end_marked(mark)
@@ -53,9 +53,9 @@ def test_three_hospitals_come_one_at_a_time_to_a_running_server(repository, tmp_
             (kit / "local" / "fedtar.yaml").write_text("source: synthetic\n")
             assert "0 failed" in passing("doctor", "--kit", kit)
             federation.start(name)
-            wait_for(f"{name} is ready", lambda kit=kit: fedtar_here("health", "--kit", kit)[0] == 0, 120)
+            wait_for(f"{name} is ready", lambda kit=kit: fedtar_here("health", "--kit", kit)[0] == 0)
         results = federation.completed(federation.submit(exported(min_sites=3)))
-        assert federation.site_processes("localhost") == server, "it was not started again"
+        assert {*server} <= {*federation.site_processes("localhost")}, "it was not started again"
         assert sorted(of_kind(read_events(results), Start)[0].sites) == sorted(federation.sites)
         for kit in federation.sites.values():
             assert "0 refused, 0 errors" in passing("audit", "--kit", kit)

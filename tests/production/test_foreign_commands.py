@@ -43,7 +43,7 @@ def commands(job):
 
 
 def test_no_hospital_and_no_member_commands_another_s_site_or_the_server(attacked, exported):
-    exported = exported(rounds=60)
+    exported = exported(rounds=200)  # the most: it trains until it is aborted
     meta = json.loads((exported / "meta.json").read_text())
     (exported / "meta.json").write_text(json.dumps(meta | {"deploy_map": {"app": ["server", "hospital-a"]}}))
     job = attacked.submit(exported)

@@ -78,7 +78,7 @@ def results(relayed, tmp_path_factory):
 
     In that, hospital 3 stands still until hospital 2 has answered, so that its answer comes in no later round.
     """
-    settings = {"lora": {"mean": "product"}, "server": {"wait_seconds": 10.0}, "min_sites": 2}
+    settings = {"lora": {"mean": "product"}, "server": {"wait_seconds": 20.0}, "min_sites": 2}
     training = {"training": {"local_steps": 8, "batch_size": 4}}
     recipe("through_relay", 2, **settings, **training).export(str(folder := tmp_path_factory.mktemp("job")), byoc=False)
     job = relayed.submit(folder / "through_relay")
@@ -131,7 +131,7 @@ def test_each_hospital_sends_its_own_rank_of_what_comes_down_sorted_for_every_ra
 def test_who_is_behind_the_relay_has_no_connection_to_the_server(relayed):
     project = yaml.safe_load((relayed.folder / "project.yml").read_text())
     server = next(p for p in project["participants"] if p["type"] == "server")["fed_learn_port"]
-    wait_for("the relay is connected to the server", lambda: server in relayed.peers("relay-north"), 30)
+    wait_for("the relay is connected to the server", lambda: server in relayed.peers("relay-north"))
     for name in BEHIND:
         assert relayed.relay_port in relayed.peers(name) and server not in relayed.peers(name)
     assert server in relayed.peers(STRAIGHT) and relayed.relay_port not in relayed.peers(STRAIGHT)
@@ -158,7 +158,7 @@ def test_a_relay_speaks_as_the_server_to_those_behind_it_alone_and_has_no_shell_
     get = CellChannel.SERVER_COMMAND, ServerCommandNames.GET_TASK, {}
     relayed.attack((STRAIGHT, *stop, "server"), ("server", *get, STRAIGHT), cell=relay)
     across = f"refused '.*' from '(?:server|{STRAIGHT})' to .*: it came by another participant"
-    wait_for("the server stops what is across", lambda: re.findall(across, logs["localhost"].read_text())[1:], 60)
+    wait_for("the server stops what is across", lambda: re.findall(across, logs["localhost"].read_text())[1:])
     relayed.attack((behind, CellChannel.CLIENT_MAIN, SysCommandTopic.SHELL, {}, "server"), cell=relay)
     wait_for("the site believes it and has no shell", lambda: "no site answers 'sys" in logs["hospital-1"].read_text())
     assert {name: relayed.site_processes(name) for name in pids} == pids

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -170,7 +170,7 @@ def test_the_next_period_begins_on_the_day_after_the_job_ended(lasted):
     day = {"3": "2026-03-02", "N": "2026-03-01", "2": "2026-03-04"}[lasted[0]]
     assert _day_after(meta) == day
     with pytest.raises(ConfigError, match="has not come"):
-        _day_after(meta | {"start_time": datetime.now(UTC).isoformat(), "duration": "0:00:01"})
+        _day_after(meta | {"start_time": (datetime.now(UTC) + timedelta(days=1)).isoformat()})
 
 
 def test_the_next_period_is_a_job_with_another_bound_and_more_rounds_and_no_other_change(tmp_path):

@@ -32,10 +32,10 @@ def slurm(tmp_path):
         command = [HERE / "tests" / "slurm.sh", tmp_path / "slurm", str(free_port()), str(free_port())]
         daemons = subprocess.Popen(command, stdout=log, stderr=log)
     try:
-        wait_for("the node is there", lambda: ask("sinfo", "-h", "-o", "%T") == "idle", 60)
+        wait_for("the node is there", lambda: ask("sinfo", "-h", "-o", "%T") == "idle")
         yield ask
         ask("scancel", "--user=root")
-        wait_for("no job runs", lambda: not ask("squeue", "-h"), 60)
+        wait_for("no job runs", lambda: not ask("squeue", "-h"))
     finally:
         daemons.terminate()
         daemons.wait(60)
@@ -62,5 +62,5 @@ def test_a_site_in_slurm_takes_part_once_and_comes_back_at_the_end_of_its_time(t
         assert [sorted(event.sites) for event in of_kind(events, Step)] == [sorted(SITES)] * 2
         assert (kit / job / "log.txt").stat().st_mode & 0o077 == 0 and (tmp_path / "state").is_dir()
         slurm("scancel", "--batch", "--signal=USR1", first)
-        wait_for("it is in the queue again", lambda: "Restarts=1" in slurm("scontrol", "show", "job", first), 60)
+        wait_for("it is in the queue again", lambda: "Restarts=1" in slurm("scontrol", "show", "job", first))
         assert fedtar_here("health", "--kit", kit, "--live")[0] == 1, "and no process of it is left"

@@ -1,11 +1,12 @@
 """What people see of a running job and do to it: an administrator watches; a hospital pauses and takes part again."""
 
 import json
-from concurrent.futures import ThreadPoolExecutor
+import subprocess
 
+import psutil
 import pytest
 from command import fedtar, passing
-from federation_process import SITES, wait_for
+from federation_process import BIN, SITES, wait_for
 
 from fedtar_flare.record.events import End, Step
 from fedtar_flare.record.log import of_kind, read_events
@@ -13,16 +14,23 @@ from fedtar_flare.record.log import of_kind, read_events
 pytestmark = [pytest.mark.production, pytest.mark.timeout(1800)]
 
 
-def test_a_site_pauses_and_joins_while_the_job_runs_and_is_watched(federation, exported):
+def test_a_site_pauses_and_joins_while_the_job_runs_and_is_watched(federation, exported, tmp_path):
     job = exported("veto", rounds=4, training={"local_steps": 8, "batch_size": 4})
     identity, kit = federation.submit(job), federation.sites["hospital-b"]
     lead = ("--kit", federation.kits / "lead@hub.org", "--json")
-    with ThreadPoolExecutor(1) as pool:
-        watching = pool.submit(fedtar, "watch", identity, *lead, timeout=500)
+    seen = tmp_path / "seen"
+    watch = [BIN / "fedtar", "watch", identity, *lead]
+    with seen.open("w") as out, subprocess.Popen(watch, env=federation.environment, stdout=out) as watching:
+        wait_for(f"a first step\n{federation.tail(identity)}", lambda: of_kind(federation.events(identity), Step))
+        trains = psutil.Process(federation.job_process("hospital-a", identity))
+        trains.suspend()  # a job of seconds, until it is watched
+        try:
+            wait_for("the watch says how far it is", lambda: '"task": "train"' in seen.read_text())
+        finally:
+            trains.resume()
         check_pause(federation, identity, kit)
-        code, out, err = watching.result()
-    assert code == 0, out + err
-    check_seen([json.loads(line) for line in out.splitlines()], identity)
+    assert watching.returncode == 0
+    check_seen([json.loads(line) for line in seen.read_text().splitlines()], identity)
 
     gauges = federation.folder / "status.prom"
     code, out, err = fedtar("status", *lead, "--limit", "1", "--prometheus", gauges)

@@ -74,10 +74,10 @@ def test_the_server_tells_its_time_and_the_doctor_and_the_audit_tell_a_clock_tha
     cell = SimpleNamespace(add_incoming_reply_filter=lambda channel, topic, cb: filters.update(come=cb))
     context.set_prop(ReservedKey.ENGINE, SimpleNamespace(get_cell=lambda: cell), private=True, sticky=False)
     pulse.start(context)
-    reply = Message({MessageHeaderKey.RETURN_CODE: ReturnCode.OK})
-    add_time(reply)
-    now = time.time() + ahead
+    reply, now = Message({MessageHeaderKey.RETURN_CODE: ReturnCode.OK}), time.time()
     monkeypatch.setattr(health.time, "time", lambda: now)
+    add_time(reply)
+    monkeypatch.setattr(health.time, "time", lambda: now + ahead)
     filters["come"](reply)
     (finding,) = connection.clock(kit)
     assert finding.status == status and f"{abs(ahead)} s {'ahead of' if ahead > 0 else 'behind'}" in finding.text
@@ -88,7 +88,7 @@ def test_the_server_tells_its_time_and_the_doctor_and_the_audit_tell_a_clock_tha
 
 def test_a_process_that_is_stopped_or_has_ended_is_not_alive(tmp_path):
     kit = make_kit(tmp_path / "kit")
-    with subprocess.Popen(["sleep", "5"]) as process:
+    with subprocess.Popen("cat", stdin=subprocess.PIPE) as process:  # as long as this process holds the pipe
         write_json(kit / HEALTH, {"pid": process.pid, "beat": time.monotonic(), "answered": time.monotonic()})
         assert kit_health(kit)[0]
         os.kill(process.pid, signal.SIGSTOP)

@@ -167,7 +167,7 @@ def test_a_reader_answers_by_keys_comes_back_and_saves(made, tmp_path):
     html = page.read_text().replace("script-src '", f"script-src 'sha256-{digest.decode()}' '", 1)
     page.write_text(html.replace("</main>", f"<script>{driver}</script></main>"))
     options = ["--headless", "--no-sandbox", "--virtual-time-budget=5000", f"--user-data-dir={tmp_path}", "--dump-dom"]
-    done = subprocess.run(["chromium", *options, page.as_uri()], capture_output=True, text=True, timeout=100)
+    done = subprocess.run(["chromium", *options, page.as_uri()], capture_output=True, text=True, timeout=600)
     file, cases = json.loads(unescape(re.search("<body>(.*)</body>", done.stdout, re.S)[1]))
     assert cases == [1, 1, 3], "each reader begins, or goes on at the first case that is not answered whole"
     answers = [list(one.values()) for one in json.loads(file)["answers"]]

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from datetime import datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
 from command import passing
@@ -12,6 +13,7 @@ from kits import add_to_site_file, make_kit, write_radiographs
 
 from fedtar_flare.core.errors import ConfigError, FedTARError
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
+from fedtar_flare.site import job_records
 from fedtar_flare.site.admission import Declined
 from fedtar_flare.site.audit import read_audit
 from fedtar_flare.site.context import state_of
@@ -220,7 +222,9 @@ def test_the_newest_visit_is_not_found_by_trying_days(tmp_path):
 
 
 @pytest.mark.parametrize("newest, days, allowed", [("2019", 1, True), ("2019", 2, False), ("2190", 200_000, True)])
-def test_a_period_that_has_not_come_binds_nobody_unless_dates_are_shifted(tmp_path, newest, days, allowed):
+def test_a_period_that_has_not_come_binds_nobody_unless_dates_are_shifted(tmp_path, monkeypatch, newest, days, allowed):
+    now = datetime(2026, 2, 28, 23, 59)
+    monkeypatch.setattr(job_records, "datetime", SimpleNamespace(now=lambda: now))
     fix_cells(tmp_path, "a.csv", PERIODS, newest)
-    day = datetime.now().date() + timedelta(days=days)
+    day = now.date() + timedelta(days=days)
     assert (layout_conflicts(tmp_path, "a.csv", with_period(day)) == []) is allowed
