@@ -11,3 +11,5 @@ cp -r --parents README.md CHANGELOG.md CONTRIBUTING.md SECURITY.md CITATION.cff 
 jupyter nbconvert --log-level WARN --to markdown --output-dir build/pages/examples examples/*.ipynb
 sed -i "s/\.ipynb)/.md)/" build/pages/examples/*.md
 zensical build --clean --strict
+# The version switch stays on a page only where the list of pages names the start page by its folder.
+sed -i "s|/index.html</loc>|/</loc>|" build/site/sitemap.xml
