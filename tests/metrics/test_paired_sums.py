@@ -4,15 +4,7 @@ import numpy as np
 import pytest
 
 from fedtar_flare.metrics import paired_sums
-from fedtar_flare.metrics.paired_sums import (
-    NORMAL,
-    RATIOS,
-    SiteSums,
-    combined,
-    compared,
-    guarded_sums,
-    ratio_sums,
-)
+from fedtar_flare.metrics.paired_sums import NORMAL, RATIOS, SiteSums, combined, compared, guarded_sums, ratio_sums
 from fedtar_flare.metrics.reports import Reports
 
 FINDINGS = ("nodule", "effusion", "cardiomegaly", "atelectasis")
