@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
 import yaml
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
@@ -45,14 +46,14 @@ fedtar_flare.version.__version__ = fedtar_flare.__version__ = "{0}"
 T = TypeVar("T")
 
 
-def wait_for(what: str, condition: Callable[[], T], timeout: float = 400) -> T:
-    """The first true value of a condition; fails with ``what`` when none comes."""
+def wait_for(what: str, condition: Callable[[], T], timeout: float = 400, poll: float = POLL) -> T:
+    """The first true value of a condition, looked at every ``poll`` seconds; fails with ``what`` when none comes."""
     end = time.monotonic() + timeout
     while time.monotonic() < end:
         value = condition()
         if value:
             return value
-        time.sleep(POLL)
+        time.sleep(poll)
     raise AssertionError(f"within {timeout:g} s: {what}")
 
 
@@ -185,6 +186,12 @@ class Federation:
                 return pid
         return None
 
+    def running_job(self, name: str, job: str) -> psutil.Process:
+        """The process of a job, to be stopped for a while; there must be one."""
+        pid = self.job_process(name, job)
+        assert pid, f"{name} has no process of job {job}\n{self.tail(job)}"
+        return psutil.Process(pid)
+
     def site_processes(self, name: str) -> list[int]:
         """Every process of one kit, its daemon first, so that ending them in this order starts none again."""
         kit = str(self.kits / name)
@@ -216,18 +223,18 @@ class Federation:
         end_marked(self.mark)
 
     # ------------------------------------------------------------------ administration
-    def command(self, *arguments: object, timeout: float = 180) -> subprocess.CompletedProcess[str]:
+    def command(self, *arguments: object, timeout: float = 600) -> subprocess.CompletedProcess[str]:
         """One ``nvflare`` command."""
         return self.run(str(BIN / "nvflare"), *arguments, timeout=timeout)
 
-    def run(self, *arguments: object, timeout: float = 180, **kwargs: Any) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: object, timeout: float = 600, **kwargs: Any) -> subprocess.CompletedProcess[str]:
         kwargs |= {"env": self.environment, "cwd": self.folder, "capture_output": True, "text": True}
         return subprocess.run([str(a) for a in arguments], timeout=timeout, **kwargs)
 
     def session(self, user: str = "admin@hub.org") -> Session:
         """FLARE's own admin session, over mTLS."""
         if user not in self._sessions:
-            self._sessions[user] = new_secure_session(user, str(self.kits / user), timeout=60)
+            self._sessions[user] = new_secure_session(user, str(self.kits / user), timeout=300)
         return self._sessions[user]
 
     def submit(self, job: Path, user: str = "lead@hub.org") -> str:
@@ -236,7 +243,7 @@ class Federation:
     def status(self, job: str) -> str:
         return str(self.session().get_job_meta(job).get("status"))
 
-    def finished(self, job: str, timeout: float = 600) -> str:
+    def finished(self, job: str, timeout: float = 1200) -> str:
         """The job's final status."""
 
         def done() -> str:
@@ -245,7 +252,7 @@ class Federation:
 
         return wait_for(f"job {job} ends\n{self.tail(job)}", done, timeout)
 
-    def completed(self, job: str, timeout: float = 600) -> Path:
+    def completed(self, job: str, timeout: float = 1200) -> Path:
         """The results of a job, which must complete."""
         assert self.finished(job, timeout) == "FINISHED:COMPLETED", self.tail(job)
         return self.download(job)

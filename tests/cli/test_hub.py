@@ -100,13 +100,13 @@ def adapter(tmp_path):
 
 def fedtar(environment, *arguments):
     """In a process of its own, as the library reads the environment when it is imported."""
-    done = subprocess.run([BIN / "fedtar", *arguments], env=environment, capture_output=True, text=True, timeout=200)
+    done = subprocess.run([BIN / "fedtar", *arguments], env=environment, capture_output=True, text=True, timeout=600)
     return done.returncode, done.stdout, done.stderr
 
 
 def found(environment, name, online):
     code = f"from fedtar_flare.models.adapters.hub import adapter_folder as a; print(a({name!r}, {online}))"
-    done = subprocess.run([BIN / "python", "-c", code], env=environment, capture_output=True, text=True, timeout=200)
+    done = subprocess.run([BIN / "python", "-c", code], env=environment, capture_output=True, text=True, timeout=600)
     return Path(done.stdout.strip()) if not done.returncode else done.stderr
 
 

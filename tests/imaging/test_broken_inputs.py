@@ -10,6 +10,7 @@ import struct
 import zipfile
 from collections.abc import Callable
 from datetime import datetime
+from types import SimpleNamespace
 
 import broken as mk
 import numpy as np
@@ -286,7 +287,7 @@ def test_the_sites_limits_hold(tmp_path):
 
 def test_a_limit_ends_with_its_block(monkeypatch):
     clock = iter((0.0, 1.0, 3.0))
-    monkeypatch.setattr(limits.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(limits, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     with applied(Limits(seconds_per_study=2)):
         limits.check_time("a study")
         with refused("too-slow", "a study: not read within 2 s"):

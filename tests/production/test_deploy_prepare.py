@@ -41,7 +41,7 @@ def prepared(kit, folder, runtime):
     (folder / "config.yml").write_text(yaml.safe_dump({"runtime": runtime} | RUNTIMES[runtime]))
     out = folder / kit.name
     tool = [BIN / "nvflare", "deploy", "prepare", kit, "--output", out, "--config", folder / "config.yml"]
-    done = subprocess.run([*map(str, tool)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*map(str, tool)], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     kits.complete_kit(out)
     return out

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 from federation_process import SITES, wait_for
-from killing import LIMIT, LONG, check_same, kill_server_process, last, resume, round_1_is_whole, run_of, steps
+from killing import LONG, check_same, kill_server_process, last, resume, round_1_is_whole, run_of, steps
 
 from fedtar_flare.core.files import read_json
 from fedtar_flare.record.log import read_events
@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.production, pytest.mark.timeout(1800)]
 
 def test_a_killed_run_of_fedmrg_is_resumed_with_the_same_weights_and_bank(federation, exported):
     settings = {"method": partial(MethodRecipe, "fedmrg"), "fedmrg": {"backbone": "lora", "bank_rows": 4}, "rounds": 2}
-    settings |= {"server": {"step_time_limit": LIMIT}} | LONG
+    settings |= LONG
     whole = federation.submit(exported("fedmrg_quiet", **settings))  # side by side
     identity = federation.submit(exported("fedmrg_killed", **settings))
     round_1_is_whole(federation, identity)
@@ -35,7 +35,7 @@ def test_a_run_of_fedkei_killed_at_probe_and_adapt_and_at_a_site_ends_with_the_s
     def done(identity):
         return [(event.round, event.step) for event in steps(federation.events(identity))]
 
-    settings = {"method": partial(MethodRecipe, "fedkei"), "rounds": 2, "server": {"step_time_limit": LIMIT}}
+    settings = {"method": partial(MethodRecipe, "fedkei"), "rounds": 2}
     settings |= {"fedkei": {"tasks": ["effusion", "nodule"], "base": ["none", "cardiomegaly", "emphysema"]}}
     # batches of one image, so that PROBE and ADAPT last seconds and the kill falls within them
     settings |= {"training": {"epochs": 8, "batch_size": 1}, "data": {"synthetic_patients": 48}}

@@ -129,7 +129,7 @@ def test_lines_of_log_json_say_run_round_step_and_task(provisioned, tmp_path):
         config = provisioned["project-localhost.yml"] / kit / "local" / "log_config.json.default"
         assert kits.log_lines(json.loads(config.read_text())) == json.loads(config.read_text())
         (folder := tmp_path / kit).mkdir()
-        subprocess.run([sys.executable, "-c", LOGGED, str(config), str(folder)], check=True, timeout=120)
+        subprocess.run([sys.executable, "-c", LOGGED, str(config), str(folder)], check=True, timeout=600)
         first, second = map(json.loads, (folder / "log.json").read_text().splitlines())
         assert [first[name] for name in ("message", "run", "round", "step", "task")] == ["first", *[None] * 4]
         assert [second[name] for name in ("run", "round", "step", "task")] == ["r1", 2, 1, "train"]
@@ -167,7 +167,7 @@ def test_a_hospital_that_keeps_its_own_key_gets_the_same_kit(provisioned, tmp_pa
 
     def nvflare(folder, *arguments):
         command, env = [str(BIN / "nvflare"), *map(str, arguments)], {**os.environ, "HOME": str(tmp_path)}
-        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stdout + done.stderr
 
     nvflare(hub, "cert", "init", "--profile", files / "profile.yml", "-o", "ca")
@@ -220,7 +220,7 @@ def test_flare_s_own_kit_is_completed_by_the_command(provisioned, tmp_path, repo
     place = provision(tmp_path / "plain.yml", tmp_path / "ws")
     for name in ("localhost", "hospital-a"):
         command = [sys.executable, "-m", "fedtar_flare.provision.kit", str(place / name)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stderr
         ours = provisioned["project-localhost.yml"] / name / "local"
         pairs = [(f"{what}.json", f"{what}.json.default") for what in ("resources", "authorization", "log_config")]

@@ -11,7 +11,7 @@ import yaml
 from attacking import Attacked
 from command import passing
 from federation_process import free_port, recipe, wait_for
-from killing import in_step, last
+from killing import in_step, last, run_of
 from nvflare.apis.fl_constant import ServerCommandNames
 from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageType, ReturnCode
 from nvflare.private.defs import SysCommandTopic, TrainingTopic
@@ -79,18 +79,19 @@ def results(relayed, tmp_path_factory):
     In that, hospital 3 stands still until hospital 2 has answered, so that its answer comes in no later round.
     """
     settings = {"lora": {"mean": "product"}, "server": {"wait_seconds": 20.0}, "min_sites": 2}
-    training = {"training": {"local_steps": 8, "batch_size": 4}}
+    training = {"training": {"local_steps": 24, "batch_size": 4}}  # seconds, in which a site is stopped
     recipe("through_relay", 2, **settings, **training).export(str(folder := tmp_path_factory.mktemp("job")), byoc=False)
     job = relayed.submit(folder / "through_relay")
+    run_of(relayed, job)
+    slow, other = (relayed.running_job(name, job) for name in (BEHIND[1], STRAIGHT))
     in_step(relayed, job, BEHIND[1], 1, 1)
-    slow, other = (psutil.Process(relayed.job_process(name, job)) for name in (BEHIND[1], STRAIGHT))
     slow.suspend()
     in_step(relayed, job, STRAIGHT, 2, 1)
     other.suspend()
     slow.resume()
     wait_for("the late answer is there", lambda: of_kind(relayed.events(job), Late))
     other.resume()
-    return job, relayed.completed(job, 500)
+    return job, relayed.completed(job)
 
 
 def test_a_job_runs_through_the_relay_and_a_late_answer_enters_the_next_round_at_half_its_size(results):

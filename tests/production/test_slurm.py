@@ -25,7 +25,7 @@ def slurm(tmp_path):
     environment = os.environ | {"SLURM_CONF": str(tmp_path / "slurm" / "slurm.conf")}
 
     def ask(*command, **more):
-        done = subprocess.run([*map(str, command)], env=environment | more, capture_output=True, text=True, timeout=60)
+        done = subprocess.run([*map(str, command)], env=environment | more, capture_output=True, text=True, timeout=600)
         return (done.stdout + done.stderr).strip()
 
     with (tmp_path / "slurm.log").open("wb") as log:

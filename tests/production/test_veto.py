@@ -3,7 +3,6 @@
 import json
 import subprocess
 
-import psutil
 import pytest
 from command import fedtar, passing
 from federation_process import BIN, SITES, wait_for
@@ -22,7 +21,7 @@ def test_a_site_pauses_and_joins_while_the_job_runs_and_is_watched(federation, e
     watch = [BIN / "fedtar", "watch", identity, *lead]
     with seen.open("w") as out, subprocess.Popen(watch, env=federation.environment, stdout=out) as watching:
         wait_for(f"a first step\n{federation.tail(identity)}", lambda: of_kind(federation.events(identity), Step))
-        trains = psutil.Process(federation.job_process("hospital-a", identity))
+        trains = federation.running_job("hospital-a", identity)
         trains.suspend()  # a job of seconds, until it is watched
         try:
             wait_for("the watch says how far it is", lambda: '"task": "train"' in seen.read_text())

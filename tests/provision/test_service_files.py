@@ -24,7 +24,7 @@ def unit(tmp_path_factory, repository):
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze (Debian package systemd)")
 @pytest.mark.parametrize("check", [["verify"], ["security", "--offline=true", "--no-pager", "--threshold=30"]])
 def test_systemd_finds_nothing_wrong_with_the_unit(unit, check):
-    done = subprocess.run(["systemd-analyze", *check, str(unit)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["systemd-analyze", *check, str(unit)], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     assert check != ["verify"] or not (done.stdout + done.stderr).strip()
 
@@ -83,7 +83,7 @@ def render(repository, text, tmp_path_factory):
     def render(name, *more, fails=""):
         """The objects by kind, or with what message helm fails."""
         command = ["helm", "template", name, *commands[name], values, *more]
-        done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=60, cwd=repository)
+        done = subprocess.run([*map(str, command)], capture_output=True, text=True, timeout=600, cwd=repository)
         assert bool(done.returncode) == bool(fails) and fails in done.stderr, done.stderr
         return {one["kind"]: one for one in yaml.safe_load_all(done.stdout) if one}
 

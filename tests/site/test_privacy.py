@@ -29,6 +29,9 @@ from fedtar_flare.site.privacy import GaussianPrivacy
 from fedtar_flare.testing import FunctionFederation, QuadraticSite
 from fedtar_flare.testing import random_pair as pair
 
+NEVER = 1e-9
+"""Chance of right noise, which is drawn anew in each run, to be refused."""
+
 
 def update(scale=1.0, size=200):
     generator = torch.Generator().manual_seed(3)
@@ -52,7 +55,7 @@ def test_the_noise_has_the_documented_scale():
     noise = torch.cat([(left[n].double() - clipped[n]).flatten() for n in sent]).numpy()
     scale = 1.5 * 2 * 0.5
     assert noise.std() == pytest.approx(scale, rel=0.02) and abs(noise.mean()) < 0.02 * scale
-    assert stats.kstest(noise / scale, "norm").pvalue > 1e-4
+    assert stats.kstest(noise / scale, "norm").pvalue > NEVER
 
 
 @pytest.mark.parametrize("rank", [1, 2, 4])
@@ -69,7 +72,7 @@ def test_of_a_lower_rank_what_leaves_is_clipped_and_noisy_and_the_rest_is_the_se
     clipped = privacy.clipped(update)
     assert euclidean_norm(clipped) == pytest.approx(0.5)
     noise = torch.cat([(left[name].double() - clipped[name]).flatten() for name in left])
-    assert bool(noise.all()) and stats.kstest((noise / 1.5).numpy(), "norm").pvalue > 1e-4
+    assert bool(noise.all()) and stats.kstest((noise / 1.5).numpy(), "norm").pvalue > NEVER
     assert reply.payload["privacy"]["epsilon"] == pytest.approx(epsilon_of(1 / 1.5, 1e-5)), "of whatever rank"
     at_server = padded(left, whole)
     assert all(torch.equal(lowered(at_server, rank)[name], value) for name, value in left.items())

@@ -19,7 +19,7 @@ def installed(tmp_path_factory) -> Path:
     for file in (EXAMPLES / "fedmedian").glob("*.*"):
         (source / file.name).write_bytes(file.read_bytes())
     pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--target"]
-    subprocess.run([*pip, str(folder / "site"), str(source)], check=True, capture_output=True, timeout=120)
+    subprocess.run([*pip, str(folder / "site"), str(source)], check=True, capture_output=True, timeout=600)
     return folder / "site"
 
 
