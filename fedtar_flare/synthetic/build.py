@@ -45,7 +45,7 @@ def build_cohort(
     truth: list[dict[str, Any]] = []
     numbers = range(options.patients or settings["patients"])
     plans = [plan_patient(site, style, number, timeline=timeline, seed=seed, options=options) for number in numbers]
-    reported = reported_visits(plans, spoilt, options.change, seed)
+    reported = reported_visits(plans, spoilt, options, seed)
     for number, patient in enumerate(plans):
         anatomy = draw_anatomy(stream("anatomy", seed, site, number))
         who = {"patient_id": patient.patient_id, "sex": patient.sex}
@@ -89,13 +89,14 @@ def build_cohort(
 
 
 def reported_visits(
-    plans: Sequence[PlannedPatient], steps: Sequence[int], change: str, seed: int
+    plans: Sequence[PlannedPatient], steps: Sequence[int], options: CohortOptions, seed: int
 ) -> dict[str, tuple[PlannedPatient, PlannedVisit]]:
     """What the report of a visit is about, by visit, where that is another visit or not all of its own.
 
     Reports of test patients are about their visits, so that scores say what drafts are worth.
     """
-    visits = [(p, v) for p in plans for v in p.visits if p.split != "test" and v.time_step in steps]
+    change, right = options.change, {"test", "validation"} if options.checked_validation else {"test"}
+    visits = [(p, v) for p in plans for v in p.visits if p.split not in right and v.time_step in steps]
     reported = {}
     for patient, visit in visits:
         cell = patient.split, visit.time_step

@@ -59,6 +59,9 @@ class CohortOptions(Settings):
     change_steps: tuple[int, ...] = Field(
         (), description="time steps of noisy, misfiled or coarse; empty: all from change_step on"
     )
+    checked_validation: bool = Field(
+        False, description="misfiled and coarse leave validation patients' reports right too, as if staff had checked"
+    )
     missed_steps: tuple[int, ...] = Field((), description="time steps at which no image of this site can be read")
     change_group: Literal["women", "everyone"] = Field("women", description="whose wording changes")
     full_course: float = Field(

@@ -28,13 +28,13 @@ GIVEN = [0.2, 0.9, 0.5]
 def reference(local, num_rounds, weighting, alpha_form, eta, retained=None):
     """FedTAR written down once more, by autograd through Eq. 7 with the step means held fixed.
 
-    ``retained``: from round 2 on through the sites' training, too, which keeps this share of its start.
+    ``retained``: through the sites' training, too, which keeps this share of its start.
     """
     learnt = "softmax" if alpha_form == "given" else alpha_form
     policy = AlphaPolicy(T, AlphaConfig(alpha_form=learnt, initial_alpha=0.7), seed=0)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=eta)
     w = [v.double() for v in next(iter(local.values())).start().values()]
-    for r in range(num_rounds):
+    for _ in range(num_rounds):
         fixed = {"uniform": [1 / T] * T, "given": GIVEN}
         alphas = torch.tensor(fixed[alpha_form], dtype=torch.float64) if alpha_form in fixed else policy.alphas()
         start, means = w, []
@@ -54,7 +54,7 @@ def reference(local, num_rounds, weighting, alpha_form, eta, retained=None):
         through = [v.clone() for v in start]
         for t in range(T):
             if means[t] is not None:
-                if retained and r:
+                if retained:
                     means[t] = [m + retained * (v - v.detach()) for v, m in zip(through, means[t], strict=True)]
                 through = [v + alphas[t] * (m - v) for v, m in zip(through, means[t], strict=True)]
         judges = [s for s in local.values() if s.validation is not None]
@@ -104,7 +104,7 @@ def test_a_corrected_run_follows_the_whole_gradient_once_the_starts_have_moved(t
     learnt = controller.strategy.policy.alphas().detach()
     torch.testing.assert_close(learnt, reference(sites(), 3, "samples", alpha_form, 0.01, 0.5)[1], rtol=1e-5, atol=1e-6)
     assert (learnt - reference(sites(), 3, "samples", alpha_form, 0.01, 0.0)[1]).abs().max() > 1e-4
-    assert [e.retained for e in events["outer"]] == [[0.0] * T, *[[pytest.approx(0.5, abs=1e-5)] * T] * 2]
+    assert [e.retained for e in events["outer"]] == [[pytest.approx(0.5, abs=1e-5)] * T] * 3
     resumed = federation(tmp_path / "again", alpha_form=alpha_form, num_rounds=1, **CORRECTED)
     run(resumed)
     kept = str(resumed.results_folder / "checkpoint")

@@ -88,3 +88,8 @@ class TemporalConfig(Settings):
         "patient.local_adapter): 'whole' (the paper), or 'alpha': alpha_t of it, as of the shared adapter, which helps "
         "where reports of some steps are wrong",
     )
+    validation: Literal["reports", "findings"] = Field(
+        "reports",
+        description="the loss that alpha is learnt from: 'reports' (the paper), or 'findings': also that of a shared "
+        "diagnosis head, which tells steps with wrong reports where validation patients' reports are right",
+    )

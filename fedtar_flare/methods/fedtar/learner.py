@@ -57,12 +57,14 @@ class PatientLearner(ReportLearner):
         training: TrainingConfig,
         mixture: DemographicMixture | None,
         diagnosis: DiagnosisConfig | None = None,
+        validates_findings: bool = False,
         seed: int,
         **others: Any,
     ):
         if patient.enabled and mixture is None:
             raise ConfigError("the patient part is on and needs the site's demographic mixture; none was given")
         self._diagnosis, self._seed = diagnosis or DiagnosisConfig(), seed
+        self._validates_findings = validates_findings
         super().__init__(training=training, seed=seed, **others)
         self._mixture = mixture
         self.patient: PatientLoRA | None = None
@@ -108,6 +110,15 @@ class PatientLearner(ReportLearner):
             with self._reading_once():
                 losses = self.report_losses(samples, images, prompts=self.findings.prompts(samples))
                 head = self.findings.losses(samples, self.encoded(samples, images))
+        return losses + head - head.detach()
+
+    def validation_losses(self, samples: Sequence[Sample], images: ImageBatch) -> Tensor:
+        """With ``temporal.validation`` 'findings' the shared head's loss adds its gradient, not its value."""
+        if not self._validates_findings or self.findings is None:
+            return super().validation_losses(samples, images)
+        with self._reading_once():
+            losses = super().validation_losses(samples, images)
+            head = self.findings.losses(samples, self.encoded(samples, images))
         return losses + head - head.detach()
 
     @contextmanager

@@ -32,6 +32,9 @@ Much smaller alphas would change some float32 values and not others: sites refus
 (:func:`.release.require_spread`).
 """
 
+RHO_START = 0.5
+"""rho_t in the first round: about what 12 updates keep. With 0 the last step alone would count in that round."""
+
 FIXED = ("uniform", "given")
 """Forms of alpha that are not learnt."""
 
@@ -137,9 +140,9 @@ class RetainedShares:
         self._before[t] = now
 
     def shares(self, steps: int) -> list[float]:
-        """rho_1..rho_T, within 0 and 1; 0, the paper's, for a step whose start has not moved yet."""
+        """rho_1..rho_T, within 0 and 1; :data:`RHO_START` for a step whose start has not moved yet."""
         sums = [self._sums.get(t, torch.zeros(2)).tolist() for t in range(1, steps + 1)]
-        return [min(1.0, max(0.0, 1 - lost / moved)) if moved else 0.0 for lost, moved in sums]
+        return [min(1.0, max(0.0, 1 - lost / moved)) if moved else RHO_START for lost, moved in sums]
 
     def state(self) -> dict[str, torch.Tensor]:
         """What a checkpoint stores."""

@@ -147,6 +147,15 @@ class FedTARSite(PatientSite):
             return header.step
         return range(1, (header.time_steps if header.round > 1 else header.step) + 1)
 
+    def learner_settings(self, task: Task) -> dict[str, Any]:
+        return super().learner_settings(task) | {"validates_findings": self.settings.temporal.validation == "findings"}
+
+    def check(self) -> None:
+        """Refuse to validate findings whose head stays at each site: alpha does not act on it."""
+        super().check()
+        if self.settings.temporal.validation == "findings" and not self.settings.diagnosis.shared:
+            raise ConfigError("temporal.validation 'findings' needs a head that is exchanged: diagnosis.shared")
+
     def before_training(self, task: Task, learner: ReportLearner) -> dict[str, torch.Tensor]:
         """What stays at the site moves by alpha_t, where ``temporal.personal`` says so."""
         if isinstance(learner, PatientLearner) and self.settings.temporal.personal == "alpha":
