@@ -122,12 +122,16 @@ def planned(tmp_path, patients=8, **options):
     return made
 
 
-def test_misfiled_reports_are_other_patients_of_the_step_but_for_test_patients(tmp_path):
-    (right, _), (wrong, truth) = planned(tmp_path, patients=20, change="misfiled", change_steps=(1, 3))
+@pytest.mark.parametrize(("checked", "spoilt_splits"), [(False, ("train", "validation")), (True, ("train",))])
+def test_misfiled_reports_are_other_patients_of_the_step_but_for_test_and_checked_ones(
+    tmp_path, checked, spoilt_splits
+):
+    options = {"change": "misfiled", "change_steps": (1, 3), "checked_validation": checked}
+    (right, _), (wrong, truth) = planned(tmp_path, patients=20, **options)
     assert right.keys() == wrong.keys()
     changed = {name for name in right if right[name].visit.report != wrong[name].visit.report}
     moved = {name for name in truth if truth[name]["reported"] != name}
-    spoilt = {name for name, s in right.items() if s.time_step in (1, 3) and s.split != "test"}
+    spoilt = {name for name, s in right.items() if s.time_step in (1, 3) and s.split in spoilt_splits}
     assert changed <= moved == spoilt and len(changed) > 0.8 * len(spoilt), "two patients may have the same report"
     for name in moved:
         own, other = right[name], right[truth[name]["reported"]]

@@ -150,11 +150,12 @@ class FedTARSite(PatientSite):
     def learner_settings(self, task: Task) -> dict[str, Any]:
         return super().learner_settings(task) | {"validates_findings": self.settings.temporal.validation == "findings"}
 
-    def check(self) -> None:
-        """Refuse to validate findings whose head stays at each site: alpha does not act on it."""
-        super().check()
+    def at_handshake(self, task: Task) -> None:
+        """Refuse to validate findings whose head stays at the site: alpha does not act on it."""
+        super().at_handshake(task)
         if self.settings.temporal.validation == "findings" and not self.settings.diagnosis.shared:
-            raise ConfigError("temporal.validation 'findings' needs a head that is exchanged: diagnosis.shared")
+            text = "temporal.validation 'findings' needs a head that is exchanged: set diagnosis.shared"
+            raise ConfigError(text, public=text)
 
     def before_training(self, task: Task, learner: ReportLearner) -> dict[str, torch.Tensor]:
         """What stays at the site moves by alpha_t, where ``temporal.personal`` says so."""

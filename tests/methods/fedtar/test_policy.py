@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from fedtar_flare.core.errors import ExchangeError
 from fedtar_flare.methods.fedtar.config import AlphaConfig
-from fedtar_flare.methods.fedtar.policy import ALPHA_FLOOR, AlphaPolicy, RetainedShares, hypergradient, residual_step
+from fedtar_flare.methods.fedtar.policy import (
+    ALPHA_FLOOR,
+    RHO_START,
+    AlphaPolicy,
+    RetainedShares,
+    hypergradient,
+    residual_step,
+)
 from fedtar_flare.methods.fedtar.release import RESOLUTION, released_t_numbers, require_spread, t_numbers
 
 forms = st.sampled_from(("softmax", "sigmoid"))
@@ -215,16 +222,16 @@ def test_corrected_is_within_a_tenth_of_whole_rounds_run_again(name, seed):
         assert np.abs(again[0] / first[0]) > 4 and np.abs(again[1] / first[1]) > 2, "the first order is far off"
 
 
-def test_without_a_move_the_share_is_the_papers_and_it_stays_within_bounds():
+def test_without_a_move_the_share_is_a_half_and_it_stays_within_bounds():
     retained, w = RetainedShares(), {"x": torch.zeros(2)}
-    assert retained.shares(3) == [0, 0, 0]
+    assert retained.shares(3) == [RHO_START] * 3
     for value in (1.0, 1.0, 1.0):
         retained.add(1, w, {"x": torch.full((2,), value)})
     retained.add(2, w, {"x": torch.ones(2)})
     retained.add(2, {"x": torch.ones(2)}, {"x": torch.full((2,), 3.0)})  # farther, the more it moved
     retained.add(3, w, {"x": torch.ones(2)})
     retained.add(3, {"x": torch.ones(2)}, {"x": torch.full((2,), -3.0)})  # overshoots
-    assert retained.shares(3) == [0, 1, 0]
+    assert retained.shares(3) == [RHO_START, 1, 0]
 
 
 SHAPES = {"a": (4, 3), "b": (5,), "c": ()}

@@ -98,7 +98,8 @@ def test_in_training_the_prompts_are_what_the_report_says(learner_of):
     ("source", "method", "settings", "words"),
     [("manifest", "fedtar", {"diagnosis": {"labeler": "synthetic"}}, r"diagnosis\.labeler is 'synthetic'.*chexpert-"),
      ("manifest", "fedmrg", {"fedmrg": {"prompts": "memory"}}, "fedmrg.labeler is 'synthetic'.*chexpert-rules"),
-     ("synthetic", "fedtar", {"diagnosis": {"labeler": "none", "shared": True}}, r"diagnosis\.shared.*no head")],
+     ("synthetic", "fedtar", {"diagnosis": {"labeler": "none", "shared": True}}, r"diagnosis\.shared.*no head"),
+     ("manifest", "fedtar", {"patient": {"enabled": False}, "temporal": {"validation": "findings"}}, "set diagnosis")],
 )  # fmt: skip
 def test_a_hospital_refuses_the_synthetic_rules_for_real_reports_and_a_shared_head_that_it_has_not(
     cohort, source, method, settings, words
@@ -129,6 +130,22 @@ def sharing(learner_of):
         return learner
 
     return make
+
+
+def test_the_validation_gradient_is_of_a_shared_head_s_loss_too_where_alpha_is_to_know_findings(sharing):
+    reports, findings = sharing().validate(), (learner := sharing(validates_findings=True)).validate()
+    assert findings.loss == reports.loss
+    samples = learner.cohort.samples("validation")
+    for sample in samples:  # once more, one by one
+        images = learner.images([sample])
+        losses = learner.report_losses([sample], images)
+        losses += learner.findings.losses([sample], learner.encoded([sample], images))
+        (losses.sum() / len(samples)).backward()
+    for name, parameter in learner.shared_parameters.items():
+        expected = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        torch.testing.assert_close(findings.gradient[name], expected, rtol=1e-4, atol=1e-6)
+        moved = ".head." in name and bool(expected.any())
+        assert torch.equal(findings.gradient[name], reports.gradient[name]) != moved
 
 
 def test_a_shared_head_travels_with_the_adapter_and_is_no_personal_part(sharing, learner_of):
