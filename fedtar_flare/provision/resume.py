@@ -14,9 +14,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nvflare.lighter import utils as flare
+
 from fedtar_flare.core.errors import ConfigError, FedTARError
 from fedtar_flare.core.files import read_json, write_json
-from fedtar_flare.provision.status import FINISHED, open_session, wait_for_sites
+from fedtar_flare.provision.status import FINISHED, admin_of, open_session, wait_for_sites
 from fedtar_flare.record.events import Joined, Start
 from fedtar_flare.record.log import ROUNDS_FILE, of_kind, read_events
 from fedtar_flare.site.approval import SIGNATURES, mappings, only
@@ -59,7 +61,7 @@ def resume(
             copies = sorted(Path(str(session.download_job_result(job_id, str(download)))).glob("job/*/meta.json"))
             if not copies:
                 raise FedTARError(f"the server's copy of job {job_id} has no definition; give the job's folder (--job)")
-            source = copies[0].parent
+            _require_own(source := copies[0].parent, kit)
         remake = {} if before is None else remake_of(source.parents[1], before)
         if not submit:
             return remake
@@ -75,6 +77,15 @@ def resume(
             add_period(job, rounds or 1, begins or _day_after(meta), learn)
         resumed_job(job, job_id, None if period else rounds, min_sites, remake.get("before"))
         return remake | {"job_id": str(session.submit_job(str(job)))}
+
+
+def _require_own(job: Path, kit: Path) -> None:
+    """Refuse a server's copy of a job that is not as this kit's user signed it: the user is about to sign it again."""
+    user = admin_of(kit)
+    verified, signers = flare.verify_folder_signature_and_get_signers(str(job), str(kit / "startup" / "rootCA.pem"))
+    if not verified or {name for name, *_ in signers} != {user}:
+        text = f"the server's copy of the job is not as {user} signed it, or that certificate has ended since then"
+        raise FedTARError(f"{text}: name the job's own folder (fedtar resume --job, fedtar continue --job)")
 
 
 def members(workspace: Path) -> list[str]:

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -9,12 +10,15 @@ from unittest.mock import Mock
 import pytest
 import torch
 from command import failing
+from kits import provisioned
 from nvflare.apis.fl_constant import FLContextKey
+from nvflare.lighter.utils import load_private_key_file, sign_folders
 
 from fedtar_flare.core.errors import ConfigError, FedTARError
 from fedtar_flare.methods.fedtar.controller import TemporalResidualController
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
-from fedtar_flare.provision.resume import _day_after, add_period, continued_recipe, resumed_job
+from fedtar_flare.provision import resume as provision_resume
+from fedtar_flare.provision.resume import _day_after, add_period, continued_recipe, resume, resumed_job
 from fedtar_flare.provision.status import wait_for_sites
 from fedtar_flare.runtime.checkpoint import CheckpointFolder
 from fedtar_flare.testing import FunctionFederation, QuadraticSite, same_bits
@@ -145,6 +149,32 @@ def test_fewer_rounds_and_foreign_jobs_and_kits_are_refused(tmp_path):
     for command in (["status"], ["watch", "x"], ["resume", "x"]):
         assert str(tmp_path) in failing(*command, "--kit", tmp_path)
     assert "--force needs --job" in failing("resume", "x", "--kit", tmp_path, "--force")
+
+
+def test_a_server_s_copy_that_its_user_did_not_sign_is_not_signed(tmp_path, repository, monkeypatch):
+    (tmp_path / "project").mkdir()
+    kits, asked = provisioned(repository, tmp_path / "project").of, []
+    lead = next(file.parents[1] for file in kits.glob("*/startup/fed_admin.json") if "lead" in str(file))
+    exported(tmp_path, num_rounds=4)
+    copy = shutil.copytree(tmp_path / "job", tmp_path / "result" / "job" / "job")
+
+    @contextmanager
+    def session(kit):
+        answers = {"get_job_meta": {"status": "FINISHED:COMPLETED"}, "download_job_result": tmp_path / "result"}
+        yield Mock(submit_job=asked.append, **{f"{name}.return_value": answer for name, answer in answers.items()})
+
+    monkeypatch.setattr(provision_resume, "open_session", session)
+    monkeypatch.setattr(provision_resume, "wait_for_sites", lambda *_: None)
+    signing = lead / "startup"
+    sign_folders(str(copy), load_private_key_file(str(signing / "client.key")), str(signing / "client.crt"))
+    resume("job-1", lead)
+    other = next(file.parents[1] for file in kits.glob("*/startup/fed_admin.json") if "lead" not in str(file))
+    with pytest.raises(FedTARError, match="not as"):
+        resume("job-1", other)
+    (copy / "app" / "custom").mkdir()
+    with pytest.raises(FedTARError, match="not as lead"):
+        resume("job-1", lead)
+    assert len(asked) == 1
 
 
 PERIODS = {"data": {"alignment": "period", "periods": ["2019-04-01"]}, "time_steps": 2}
