@@ -85,13 +85,18 @@ class SiteSums:
     scores: Mapping[str, Mapping[str, Any]]
 
     def parts(self, score: str, names: Sequence[str]) -> tuple[Array, Array, Array, float] | None:
-        """A (C,), B (C,), products (2 C, 2 C) and n of some candidates; None where the site has not all of them."""
+        """A (C,), B (C,), products (2 C, 2 C) and n of some candidates; None where the site has not all of them.
+
+        ValueError for sums that no patients have: below 0 they would undo those of other sites.
+        """
         if score not in self.scores or not {*names} <= {*self.candidates}:
             return None
         of, places = self.scores[score], [self.candidates.index(name) for name in names]
         both = [*places, *(len(self.candidates) + place for place in places)]
         products = [[of["products"][str(i)][j] for j in both] for i in both]
         above, below = np.array(of["sums"])[both].reshape(2, -1)
+        if not (above.min() >= 0 and below.min() >= 1 and of["n"] == int(of["n"]) >= 0):
+            raise ValueError(f"{score}: no sums of patients")
         return above, below, np.array(products), of["n"]
 
 
