@@ -319,7 +319,9 @@ class Exchange:
                 self._answers.absent[site] = f"the site's FLARE answered {code} (see the site's own log)"
 
     def note_late(self, site: str, task: str) -> None:
-        """Record an answer that came after its task was closed."""
+        """Record an answer that came after its task was closed; the site names the task, so it may be any text."""
+        if task not in self.run.contract.task_names:
+            return
         with self._lock:
             does = "waits for the next round" if site in self._late else "was dropped"
             self.run.warning(f"a late answer of {site} to task '{task}' {does}")

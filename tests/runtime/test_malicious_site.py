@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from fedtar_flare.core.errors import ExchangeError
 from fedtar_flare.core.files import coarse_checksums, coarsely_equal
 from fedtar_flare.protocol import exchange as wire
 from fedtar_flare.protocol.contract import CLOSE_ROUND, HANDSHAKE, TRAIN
-from fedtar_flare.record.events import Alarm, End, Start, Step, Validation
+from fedtar_flare.record.events import Alarm, End, Late, Start, Step, Validation
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.runtime.aggregation import FEWEST_SITES
 from fedtar_flare.runtime.results import Results
@@ -52,6 +53,14 @@ def update(make):
 
 def many(number):
     return {f"t{i}": torch.zeros(1) for i in range(number)}
+
+
+def test_a_late_answer_to_a_task_that_is_none_is_not_recorded(tmp_path):
+    controller = federation(tmp_path)
+    run(controller)
+    for task in (TRAIN, "line\nanother line", "x" * 1_000_000, ["list"]):
+        controller.process_result_of_unknown_task(SimpleNamespace(name="site-a"), task, "id", None, None)
+    assert [late.task for late in of_kind(read_events(controller.results_folder), Late)] == [TRAIN]
 
 
 COUNTS = {split: [2, 2] for split in ("train", "validation", "test")}
