@@ -52,7 +52,8 @@ def _evidence(image: Path, needed: str) -> list[Dataset]:
     if not evidence:
         raise ConfigError(f"{image} holds no DICOM file, {needed}")
     for name in ("PatientID", "PatientName", "AccessionNumber"):
-        setattr(evidence[0], name, value := text_of(evidence[0], name))
+        with decoding(f"{image}: {name} cannot be read"):
+            setattr(evidence[0], name, value := text_of(evidence[0], name))
         if UNFIT_IN_ID.search(value):
             text = f"{image}: {name} is in another character set than SpecificCharacterSet names"
             raise DataError(text, reason="bad-charset")
@@ -86,17 +87,16 @@ def structured_report(draft: Draft, image: Path) -> Dataset:
     from pydicom.sr.coding import Code
 
     evidence = _evidence(image, "to which a DICOM SR would belong; choose text or json")
-    needed = ("PatientBirthDate", "PatientSex", "StudyID", "StudyDate", "StudyTime")
-    for name in needed:  # by highdicom; files without identity may lack them
-        setattr(evidence[0], name, evidence[0].get(name))
     root = ContainerContentItem(name=Code("18748-4", "LN", "Diagnostic imaging report"), is_content_continuous=False)
     notice = f"{DISCLAIMER}. {draft.model}, adapter of run {draft.run_id}, round {draft.round}"
     texts = ((codes.DCM.Comment, notice), (Code("121070", "DCM", "Findings"), draft.text))
     items = [TextContentItem(name, text, "CONTAINS") for name, text in texts]
     read = [_content_item("finding", f.finding, f.certainty["presence"], f.parts) for f in draft.findings or ()]
     root.ContentSequence = ContentSequence([*items, *read])
-    uid = evidence[0].StudyInstanceUID
     with decoding(f"{image}: its headers fit into no DICOM SR"):
+        uid = evidence[0].StudyInstanceUID
+        for name in ("PatientBirthDate", "PatientSex", "StudyID", "StudyDate", "StudyTime"):
+            setattr(evidence[0], name, evidence[0].get(name))  # highdicom needs what files without identity may lack
         return EnhancedSR(
             evidence=evidence,
             content=root,
@@ -150,7 +150,7 @@ def diagnostic_report(draft: Draft, image: Path) -> dict[str, Any]:
 
     def by(code: str, keyword: str) -> dict[str, Any]:
         kind = {"coding": [{"system": f"{TERMS}/v2-0203", "code": code}]}
-        return {"identifier": {"type": kind, "value": header.get(keyword)}}
+        return {"identifier": {"type": kind, "value": text_of(header, keyword)}}
 
     subject, read = by("MR", "PatientID"), draft.findings or ()
     observations = [_observation(f"finding-{i}", finding, subject) for i, finding in enumerate(read, start=1)]

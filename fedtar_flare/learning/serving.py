@@ -105,6 +105,8 @@ class _Handler(BaseHTTPRequestHandler):
                 body = draft_file(self.server.drafter.draft(image), image, self.path[1:])
             except FedTARError as error:
                 return self.send_error(422, explain=str(error).replace(f"{folder}/", ""))
+            except Exception as error:  # such as of a full disk, or no memory left
+                return self.send_error(500, explain=f"not drafted ({type(error).__name__})")
         self.send_response(200)
         self.send_header("Content-Type", FORMS[self.path])
         self.send_header("Content-Length", str(len(body)))

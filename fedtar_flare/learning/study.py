@@ -6,7 +6,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from fedtar_flare.core.errors import ConfigError, DataError
+from fedtar_flare.core.errors import ConfigError, DataError, decoding
 from fedtar_flare.data.cohort import Modality, Sex, Visit
 from fedtar_flare.data.sources.fields import PICTURES, age_of, moment_of, sex_of
 from fedtar_flare.imaging.readers.dicom_files import headers
@@ -66,18 +66,21 @@ def study_of(image: Path, modality: Modality | None = None, **patient: Any) -> S
             raise ConfigError(f"{path}: there is no such file or folder")
     header = next(headers(image), None)
     if header is not None:
-        stated: dict[str, Any] = {
-            "patient_id": text_of(header, "PatientID"),
-            "sex": sex_of(first(header, "PatientSex")),
-            "age": _if_readable(age_of, first(header, "PatientAge")),
-        }
+        with decoding(f"{image}: its header cannot be read"):
+            stated: dict[str, Any] = {
+                "patient_id": text_of(header, "PatientID"),
+                "sex": sex_of(first(header, "PatientSex")),
+                "age": _if_readable(age_of, first(header, "PatientAge")),
+            }
         given = {**{name: value for name, value in stated.items() if value}, **given}
         modality = modality or ("radiograph" if first(header, "Modality") in ("CR", "DX") else "ct")
     if modality is None:
         modality = "radiograph" if image.suffix.lower() in PICTURES else "ct"
     earlier = None if before is None else next(headers(before), None)
     both = [study for study in (earlier, header) if study is not None]
-    if len({text_of(study, "PatientID") for study in both} - {""}) > 1:
+    with decoding(f"{image} or {before}: PatientID cannot be read"):
+        patients = {text_of(study, "PatientID") for study in both} - {""}
+    if len(patients) > 1:
         text = f"{before} and {image} are of two patients, by their PatientID: show the patient's own previous study"
         raise DataError(text, reason="mixed-patients")
     if before is not None and "prior_days" not in given:

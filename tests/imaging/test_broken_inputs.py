@@ -295,6 +295,12 @@ def test_a_limit_ends_with_its_block(monkeypatch):
     assert limits.current() == Limits()
 
 
+@pytest.mark.parametrize("broken", [mk.deflated_zeros(), mk.deflated_zeros(preamble=False), mk.zeros(8 << 20)])
+def test_who_asks_for_headers_alone_unpacks_no_bomb_and_gets_no_traceback(tmp_path, broken):
+    broken(tmp_path)
+    assert not [*dicom_files.headers(tmp_path)]
+
+
 def test_one_hostile_study_among_good_ones(tmp_path):
     images = [mk.nifti_header((32767, 32767, 300))(tmp_path), mk.zeros(1 << 16)(tmp_path), tmp_path / "good"]
     write_series(images[2], chest(size=(64, 64)))

@@ -3,6 +3,7 @@
 import base64
 import shutil
 from dataclasses import replace
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 
@@ -79,6 +80,19 @@ def test_a_date_that_is_none_is_refused(tmp_path):
     path.write_bytes(path.read_bytes().replace(b"20240131", b"20241399"))
     with refused("unreadable"):
         structured_report(DRAFT, path)
+
+
+def test_headers_that_are_broken_or_name_no_study_are_refused(tmp_path):
+    path = image(tmp_path, StudyInstanceUID=None)
+    assert diagnostic_report(DRAFT, path)
+    with refused("unreadable"):
+        structured_report(DRAFT, path)
+    content = image(tmp_path, PatientID="P7").read_bytes()
+    at = content.index(b"\x10\0\x20\0LO")
+    path.write_bytes(content[: at + 4] + b"??" + content[at + 6 :])
+    for write in (study_of, partial(structured_report, DRAFT), partial(diagnostic_report, DRAFT)):
+        with refused("unreadable"):
+            write(path)
 
 
 def items_of(item):

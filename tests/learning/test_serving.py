@@ -157,6 +157,12 @@ def test_studies_that_are_none_are_refused_and_write_nothing(service, tmp_path):
     assert status == 422 and b"0 studies" in text and not [*images[-1].parent.parent.glob("escaped*")]
 
 
+def test_a_draft_that_fails_is_answered_without_a_word_of_the_study(service, study, monkeypatch):
+    monkeypatch.setattr(service.drafter, "draft", lambda image: 1 / 0)
+    ((status, _, text),) = answers(service, posting(study))
+    assert (status, text) == (500, b"not drafted (ZeroDivisionError)\n")
+
+
 HEAD = f"POST /json HTTP/1.1\r\nAuthorization: Bearer {TOKEN}\r\nContent-Type: application/zip\r\nContent-Length: 9\r\n"
 
 

@@ -19,7 +19,6 @@ from zipfile import ZIP_DEFLATED, ZIP_STORED, ZipFile
 
 from pydicom import dcmread
 from pydicom.dataset import Dataset
-from pydicom.errors import InvalidDicomError
 from pydicom.filereader import read_dataset, read_partial
 from pydicom.tag import BaseTag, Tag
 from pydicom.uid import UID, DeflatedExplicitVRLittleEndian, ImplicitVRLittleEndian
@@ -236,15 +235,14 @@ def headers(image: Path) -> Iterator[Dataset]:
     """Read the headers of a study's DICOM files."""
     with sources(image) as files:
         for source in files:
-            try:
-                opened = source.open(LONG_ELEMENT)
-            except DataError:  # missing, not to be read, or no file: reading the study itself says so
-                continue
-            with suppress(InvalidDicomError, OSError), opened as file:
-                force = is_dicom(file.read(132))
-                size = file.seek(0, io.SEEK_END)
-                file.seek(0)
-                yield dcmread(metered(file, source.name, size), stop_before_pixels=True, force=force)
+            with suppress(DataError):  # missing, broken or no DICOM: reading the study itself says so
+                if read_header(source) is None:  # which does not unpack a bomb
+                    continue
+                with source.open(LONG_ELEMENT) as file, decoding(f"{source.name}: cannot be read"):
+                    size = file.seek(0, io.SEEK_END)
+                    file.seek(0)
+                    header = dcmread(metered(file, source.name, size), stop_before_pixels=True, force=True)
+                yield header
 
 
 def _check_deflated(file: BinaryIO, name: str) -> None:
