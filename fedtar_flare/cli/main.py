@@ -76,6 +76,9 @@ def exit_code(command: str, run: Callable[[], int | None]) -> int:
     except BrokenPipeError:  # "| head" has read enough; Python would say so once more at its end
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:  # such as a file that is to be written below a file, or on a full disk
+        print(plain(f"{command}: {error}"), file=sys.stderr)
+        return 1
     except KeyboardInterrupt as interrupt:
         print(f"{command}: interrupted{interrupt}", file=sys.stderr)
         return 130

@@ -1,6 +1,7 @@
 """A participant's new certificate takes the place of the one that ends; all else in its kit and beside it stays."""
 
 import io
+import zlib
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -51,7 +52,7 @@ def renew(kit: Path, new: Path, key_file: Path | None = None) -> datetime:
         key_text = read_bytes(key_file, MOST)
         root, before = flare.load_crt(startup / "rootCA.pem"), flare.load_crt(startup / f"{name}.crt")
         chain, key = flare.load_crt_chain_bytes(content), flare.load_private_key(key_text.decode("ascii"))
-    except (BadZipFile, OSError, TypeError, ValueError) as error:
+    except (BadZipFile, OSError, RuntimeError, TypeError, ValueError, zlib.error) as error:
         raise ConfigError(f"{new} cannot be put into {kit}: {error}") from error
     if reason := _misfit(before, chain, root):
         raise ConfigError(f"the certificate of {new} {reason}. Nothing was changed")

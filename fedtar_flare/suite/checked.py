@@ -57,6 +57,8 @@ def _labels(rows: Rows, classes: Sequence[str], file: Path) -> Array:
         if not {*given} <= {"", "0", "1"}:
             raise ConfigError(f"{file}, text {number}: a label is 1, 0 or empty, not '{max(given, key=len):.40}'")
         if any(given):
+            if np.isfinite(labels[places[entry["id"]]]).any():
+                raise ConfigError(f"{file}, text {number}: this text is labelled twice: keep one row of it")
             labels[places[entry["id"]]] = [label == "1" for label in given]
     return labels
 

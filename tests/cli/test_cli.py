@@ -56,6 +56,12 @@ def test_wrong_use_is_one_readable_message_and_starts_nothing(command, arguments
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_a_file_that_cannot_be_written_is_named_in_one_line(tmp_path):
+    (tmp_path / "file").write_text("")
+    err = failing("init", "-o", tmp_path / "file" / "site.yaml", code=1)
+    assert err.startswith("fedtar init: ") and f"'{tmp_path / 'file'}'" in err and err.count("\n") == 1
+
+
 def test_ctrl_c_ends_a_simulation_as_an_interruption(tmp_path, monkeypatch, capsys):
     def caught(*_):  # as FLARE's runner catches it, and returns
         with contextlib.suppress(KeyboardInterrupt):

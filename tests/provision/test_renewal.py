@@ -93,6 +93,11 @@ def test_what_is_no_certificate_is_refused(place, signed, tmp_path):
             for name, content in members.items():
                 file.writestr(name, content)
         assert "cannot be put into" in failing("renew", archive, "--kit", kit, "--key", key)
+    whole = archive.read_bytes()
+    entry = whole.rfind(b"PK\1\2")
+    for place, bit in ((entry + 8, 1), (entry + 10, 64)):  # it needs a password; another way of packing
+        archive.write_bytes(whole[:place] + bytes([whole[place] | bit]) + whole[place + 1 :])
+        assert "cannot be put into" in failing("renew", archive, "--kit", kit, "--key", key)
     assert "by --key" in failing("renew", archive, "--kit", kit)
     with ZipFile(archive, "w") as file:
         file.writestr("hospital-a.crt", signed())

@@ -26,7 +26,7 @@ def rows_of(
 ) -> Iterator[Row]:
     """Read the rows of a UTF-8 table with trimmed values; a row that cannot be read is a ConfigError."""
     problems: list[DataError] = []
-    with open_table(table, "the table", ",", "strict" if strict else "replace") as opened:
+    with open_table(table, "the table", errors="strict" if strict else "replace") as opened:
         if missing := [name for name in columns if name not in opened.columns]:
             present = ", ".join(opened.columns)
             raise ConfigError(f"{table}: column(s) {', '.join(missing)} missing (there is: {present})")
