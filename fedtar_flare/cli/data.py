@@ -124,6 +124,7 @@ def index(arguments: argparse.Namespace) -> None:
     """
     from fedtar_flare.curation.archive import index_folder, write_manifest
     from fedtar_flare.curation.archive_reports import join_reports
+    from fedtar_flare.data.sources.reading import left_out_lines
     from fedtar_flare.imaging.workers import worker_count
 
     workers = worker_count(arguments.workers)
@@ -137,8 +138,7 @@ def index(arguments: argparse.Namespace) -> None:
     counts = {"manifest": arguments.out, "files": index.files, "dicom_files": index.dicom, "studies": rows}
     counts |= {"patients": patients, "left_out": index.rejected(), "passed_over": notes, "reports_without_study": spare}
     lines = [f"{arguments.out}: {rows} studies of {patients} patients ({index.dicom} DICOM files of {index.files})"]
-    for reason, n in index.rejected().items():
-        lines.append(f"  left out, {reason}: {n}, such as: {next(p for p in index.problems if p.reason == reason)}")
+    lines += left_out_lines(index.problems)
     lines += [f"  passed over within studies, {reason}: {n}" for reason, n in notes.items()]
     lines += [f"  reports that belong to no study: {spare}"] if spare else []
     show(arguments, counts, *lines, f"Look at it all: fedtar data check {arguments.out}")
@@ -159,7 +159,7 @@ def check(arguments: argparse.Namespace) -> int:
     page = write_text(arguments.out, data_page(findings), PRIVATE)
     summary = findings.summary() | {"page": str(page)}
     show(arguments, summary, *_lines(findings, summary))
-    return 1 if findings.rejected or findings.shared else 0
+    return 1 if findings.rejected or findings.shared or not findings.patients else 0
 
 
 def _lines(findings: Check, summary: dict[str, Any]) -> list[str]:

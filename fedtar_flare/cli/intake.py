@@ -47,7 +47,7 @@ def pull(arguments: argparse.Namespace) -> int:
     """
     from fedtar_flare.curation.pacs import Pacs
     from fedtar_flare.curation.pull import pull, read_query
-    from fedtar_flare.data.sources.reading import by_reason
+    from fedtar_flare.data.sources.reading import by_reason, left_out_lines
 
     pacs = Pacs(arguments.dicomweb, **given(arguments, "token", "cert", "ca", "rate"))
     with ProgressLine() as line:
@@ -59,11 +59,9 @@ def pull(arguments: argparse.Namespace) -> int:
             raise FedTARError(text) from error
     lines = [f"{arguments.out}: {done['asked']} studies asked for, {done['there']} there, {done['pulled']} pulled"]
     lines[0] += f" ({done['again']} again; {done['files']} files, {done['bytes'] / 1e6:.1f} MB)"
-    left_out = by_reason(problems)
-    first = {problem.reason: problem for problem in reversed(problems)}
-    lines += [f"  left out, {reason}: {n}, such as: {first[reason]}" for reason, n in left_out.items()]
+    lines += left_out_lines(problems)
     lines += [f"  {done['gone']} others are there: of another query, or no longer at the PACS"] if done["gone"] else []
-    show(arguments, {**done, "left_out": left_out}, *lines)
+    show(arguments, {**done, "left_out": by_reason(problems)}, *lines)
     return int(bool(problems))
 
 
@@ -76,12 +74,11 @@ def reports(arguments: argparse.Namespace) -> None:
     except ImportError as error:
         raise ConfigError("hl7 is not installed: pip install 'fedtar_flare[pacs]'") from error
     from fedtar_flare.data.sources.manifest import write_rows
-    from fedtar_flare.data.sources.reading import by_reason
+    from fedtar_flare.data.sources.reading import by_reason, left_out_lines
 
     warnings.filterwarnings("ignore", module="pydicom")  # of texts that are counted below
     rows, problems, notes = collect(arguments.source, **given(arguments, "accession", "charset"))
-    left_out, first = by_reason(problems), {problem.reason: problem for problem in reversed(problems)}
-    lines = [f"  left out, {reason}: {n}, such as: {first[reason]}" for reason, n in left_out.items()]
+    lines, left_out = left_out_lines(problems), by_reason(problems)
     lines += [f"  not read beside the text of {len(notes)} reports, such as: {notes[0]}"] if notes else []
     if not rows:
         raise DataError("\n".join([f"no report found in {arguments.source}", *lines]), reason="no-report")

@@ -21,16 +21,18 @@ from fedtar_flare.curation.documents import Identifier, fullest, one_identity, s
 from fedtar_flare.data.cohort import Modality
 from fedtar_flare.data.sources.fields import age_at, age_of, date_of
 from fedtar_flare.data.sources.manifest import write_rows
-from fedtar_flare.data.sources.reading import by_reason, counts_text
+from fedtar_flare.data.sources.reading import by_reason, left_out_lines
 
 FRONTAL = {"PA": 0, "AP": 1}  # rank of a view among a study's radiographs; all others follow
 Holders = dict[Path, set[str]]
-"""UIDs of the studies that have images in a folder, zip or file, or below."""
+"""UIDs of the studies that have images (or any files) in a folder, zip or file, or below."""
 
 
 @dataclass
 class Study:
-    """A future row of a manifest; ``top`` is the study's highest folder, ``exclusive`` if it holds no other study."""
+    """A future row of a manifest; ``top`` is the study's highest folder, ``exclusive`` if no other study, of whatever
+    kind, has files in it.
+    """
 
     patient_id: str  # with its issuer, where several issuers have used it
     patients: tuple[Identifier, ...]  # the patient's own identifier, and others of the same patient
@@ -43,7 +45,7 @@ class Study:
     sex: str
     files: list[Path]
     top: Path
-    exclusive: bool
+    exclusive: bool = False
     report: str = ""
     report_file: Path | None = None
 
@@ -82,13 +84,14 @@ def index_folder(
     paths = [path for path in files_below(folder) if links is None or not path.is_relative_to(links)]
     index = Index(files=len(paths))
     files, index.problems, lost = all_headers(paths, workers, say, every)
+    index.problems += _unseen(folder)
     index.dicom = len(files)
     if not files:
         raise DataError(f"{folder}: no DICOM file among {len(paths)} file(s)", reason="no-dicom")
     files = sorted(files, key=lambda file: (file.sop, file.path))  # so that the order of paths changes nothing
     gone = frozenset().union(*(file.rejects for file in files))
     files = [file._replace(kind=REJECTED) if file.sop in gone and file.kind in IMAGES else file for file in files]
-    holders = studies_below(files)
+    holders, owners = studies_below(files, images=True), studies_below(files, images=False)
     groups: dict[str, list[File]] = defaultdict(list)
     for file in files:
         index.by_number[file.order.value].append(file)
@@ -100,7 +103,11 @@ def index_folder(
     for uid, group in groups.items():
         with collecting(index.problems):
             cut = [Path(file.path) for file in group if file.kind == "no-pixel-data" and not file.in_zip]
-            index.studies.append(_study(uid, group, folder, holders, links, lost.get(uid, []) + cut, index.notes))
+            study = _study(uid, group, holders, links, lost.get(uid, []) + cut, index.notes)
+            while study.top != folder and owners[study.top.parent] - {""} == {uid}:
+                study.top = study.top.parent
+            study.exclusive = owners[study.top] - {""} == {uid}
+            index.studies.append(study)
     counts = Counter(study.modality for study in index.studies)
     wanted = modality or ("radiograph" if counts["radiograph"] > counts["ct"] else "ct")
     for study in index.studies:
@@ -111,6 +118,17 @@ def index_folder(
     _tell_patients_apart(index)
     index.studies.sort(key=lambda study: (study.acquired, _hash(study.uid)))
     return index
+
+
+def _unseen(folder: Path) -> list[DataError]:
+    """A problem for each folder below that is not looked into."""
+    closed: list[OSError] = []
+    below = [Path(top) / name for top, names, _ in os.walk(folder, onerror=closed.append) for name in names]
+    links = [f"{path}: a link to a folder, which is not followed" for path in below if path.is_symlink()]
+    problems = [DataError(f"{text}; copy what it leads to", reason="linked-folder") for text in links]
+    return problems + [
+        DataError(f"{e.filename}: cannot be listed ({e.strerror})", reason="no-permission") for e in closed
+    ]
 
 
 def write_manifest(index: Index, manifest: Path) -> int:
@@ -136,8 +154,8 @@ def write_manifest(index: Index, manifest: Path) -> int:
             }
         )
     if not rows:
-        reasons = counts_text(index.rejected()) or "no study"
-        raise DataError(f"the manifest would have no study ({reasons})", reason="no-patient")
+        text = "no study has images and a report (of --reports, else report.txt beside them)"
+        raise DataError("\n".join([text, *left_out_lines(index.problems)]), reason="no-patient")
     index.studies = written
     folder.mkdir(parents=True, exist_ok=True)
     write_rows(manifest, rows)
@@ -145,7 +163,7 @@ def write_manifest(index: Index, manifest: Path) -> int:
 
 
 def _study(
-    uid: str, files: list[File], root: Path, holders: Holders, links: Path | None, lost: list[Path], notes: Counter[str]
+    uid: str, files: list[File], holders: Holders, links: Path | None, lost: list[Path], notes: Counter[str]
 ) -> Study:
     """One study of its files; ``lost`` are unreadable files that a folder of links gets too."""
     slices = [file for file in files if file.kind == "ct"]
@@ -178,12 +196,9 @@ def _study(
         age = age_at(used[0].birth_date, acquired) if age is None else age
     except DataError as error:
         if error.reason == "age-out-of-range":
-            raise
+            raise DataError(f"{where}: {error}", reason=error.reason) from error
         age = None
         notes["bad-age"] += 1
-    top = Path(used[0].path).parent
-    while top != root and holders[top.parent] - {REJECTED} == {uid}:
-        top = top.parent
     return Study(
         patient_id=patient.value,
         patients=(patient, *sorted({other for file in used for other in file.others})),
@@ -195,8 +210,7 @@ def _study(
         age=age,
         sex="".join(sexes),
         files=sorted({Path(file.path) for file in files}),
-        top=top,
-        exclusive=holders[top] - {REJECTED} == {uid},
+        top=Path(used[0].path).parent,
     )
 
 

@@ -114,12 +114,14 @@ def all_headers(
     return files, problems, lost
 
 
-def studies_below(files: Sequence[File]) -> dict[Path, set[str]]:
-    """For each folder (and zip, and file) the studies that have images in it or below; REJECTED for rejected ones."""
+def studies_below(files: Sequence[File], *, images: bool) -> dict[Path, set[str]]:
+    """For each folder (and zip, and file) the studies that have files in it or below; or ``images`` alone, with
+    REJECTED for rejected ones.
+    """
     direct: dict[Path, set[str]] = defaultdict(set)
     for file in files:
-        if file.kind in (*IMAGES, REJECTED):
-            direct[Path(file.path)].add(REJECTED if file.kind == REJECTED else file.study)
+        if not images or file.kind in (*IMAGES, REJECTED):
+            direct[Path(file.path)].add(REJECTED if images and file.kind == REJECTED else file.study)
     holders: dict[Path, set[str]] = defaultdict(set)
     for path, studies in direct.items():
         for folder in (path, *path.parents):

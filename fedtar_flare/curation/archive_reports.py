@@ -39,7 +39,7 @@ def join_reports(index: Index, reports: Path | None) -> int:
         raise ConfigError(f"{reports}: there is no such table or folder of reports")
     by_key: ByKey = defaultdict(list)
     if reports is not None and reports.is_dir():
-        for file in sorted(reports.rglob("*.txt")):
+        for file in sorted(file for file in reports.rglob("*") if file.suffix.lower() == ".txt"):
             by_key["uid", file.stem].append(Report(str(file), file))
             by_key["accession", file.stem].append(Report(str(file), file, order=Identifier(file.stem)))
     elif reports is not None:
@@ -158,7 +158,8 @@ def reports_of_table(table: Path, problems: list[DataError]) -> ByKey:
             try:
                 key = "day", row["patient_id"], date_of(row["study_date"]).date().isoformat()
             except DataError as error:
-                raise ConfigError(f"{where}, column 'study_date': {error}") from error
+                problems.append(DataError(f"{where}, column 'study_date': {error}", reason=error.reason))
+                continue
         patient = Identifier(row.get("patient_id", ""), row.get("patient_issuer", ""))
         order = Identifier(row.get("accession_number", ""), row.get("issuer", ""))
         by_key[key].append(Report(where, row["report"], patient, order))

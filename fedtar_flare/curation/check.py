@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fedtar_flare.core.errors import ConfigError, DataError
+from fedtar_flare.core.errors import ConfigError, DataError, collecting
 from fedtar_flare.core.text import Progress
 from fedtar_flare.curation.identifiers import find_identifiers
 from fedtar_flare.data.cohort import Patient, Visit
@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 THUMBNAIL_SIZE = 160
 THUMBNAIL_SLICES = 3
 EXAMPLES = 3  # rejected studies that are listed for each reason
+ONE_ID = "If they are one person, give all rows one patient_id"
 SHARED_HELP = (
-    "If they are one person, give all rows one patient_id; if a picture was filed under the wrong patient, remove that "
-    "row. Until then they are in one split of every run"
+    f"{ONE_ID}; if a picture was filed under the wrong patient, remove that row. Until then they are in one split of "
+    "every run"
 )
 
 
@@ -49,7 +50,7 @@ class Check:
     patients: list[Patient] = field(default_factory=list)  # with their usable visits only
     rejected: dict[str, list[str]] = field(default_factory=dict)  # a text for each unusable study, by reason
     excluded: int = 0  # visits of patients on the site's exclusion list; their images are not opened
-    notes: dict[str, list[str]] = field(default_factory=dict)  # of the readers about usable images, by reason
+    notes: dict[str, list[str]] = field(default_factory=dict)  # by reason, about usable images and patients' ids
     shapes: list[tuple[int, ...]] = field(default_factory=list)  # (slices, rows, columns); a picture has one slice
     spacings: list[tuple[float, ...]] = field(default_factory=list)  # mm between slices, rows and columns of each CT
     identifiers: dict[str, list[str]] = field(default_factory=dict)  # ids of visits, by kind of likely identifier
@@ -163,7 +164,8 @@ def check(target: Path, *, workers: int = 1, thumbnails: int = 24, say: Any = No
     shown = {round(i) for i in np.linspace(0, len(visits) - 1, max(0, min(thumbnails, len(visits))))}
     items = []
     for i, v in enumerate(visits):
-        items.append({"image": str(v.image), "modality": v.modality, "thumbnail": i in shown, "limits": limits})
+        paths = {"image": str(v.image), "lateral": str(v.lateral or "")}
+        items.append({**paths, "modality": v.modality, "thumbnail": i in shown, "limits": limits})
     progress = Progress("image", len(items), say or (lambda line: None), every)
     start, outcomes = time.monotonic(), dict[int, Any]()
     for i, outcome in each(check_task, items, workers, limits.seconds_per_study):
@@ -189,6 +191,12 @@ def check(target: Path, *, workers: int = 1, thumbnails: int = 24, say: Any = No
             result.patients.append(Patient(patient.patient_id, patient.sex, usable_visits))
     kinds = Counter(visit.modality for visit in result.visits)
     result.modality = kinds.most_common(1)[0][0] if kinds else ""
+    forms: dict[str, list[str]] = defaultdict(list)
+    for patient in result.patients:
+        forms["".join(filter(str.isalnum, patient.patient_id.casefold())).lstrip("0")].append(patient.patient_id)
+    for ids in (ids for ids in forms.values() if len(ids) > 1):
+        text = f"{' and '.join(ids)}: alike but for zeros, case or signs. {ONE_ID}"
+        result.notes.setdefault("similar-ids", []).append(text)
     usable = result.visits
     pairs = shared_pictures([opened[id(visit)] for visit in usable], [visit.patient_id for visit in usable])
     result.shared = [(usable[i], usable[j]) for i, j in pairs]
@@ -234,11 +242,14 @@ class Opened(NamedTuple):
     small: np.ndarray  # its miniature
 
 
-def check_task(image: str, modality: str, thumbnail: bool, limits: Limits) -> Opened:
-    """Open one image through its reader, within these limits (a worker's task); raises what the reader raises."""
+def check_task(image: str, modality: str, thumbnail: bool, limits: Limits, lateral: str) -> Opened:
+    """Open one image through its reader, within these limits (a worker's task); raises what the reader raises. A
+    ``lateral`` view that cannot be read is a note.
+    """
     from fedtar_flare.imaging.duplicates import miniature
     from fedtar_flare.imaging.readers.ct import read_ct
     from fedtar_flare.imaging.readers.pictures import read_photograph, read_radiograph
+    from fedtar_flare.imaging.readers.volume import Note
 
     with applied(limits):
         if modality == "ct":
@@ -249,7 +260,12 @@ def check_task(image: str, modality: str, thumbnail: bool, limits: Limits) -> Op
         pixels = read_radiograph(image) if modality == "radiograph" else read_photograph(image).transpose(1, 2, 0)
         plane = pixels if pixels.ndim == 2 else pixels[..., 0]
         pictures = [png_address(pixels, THUMBNAIL_SIZE)] if thumbnail else []
-        return Opened((1, *plane.shape), (), (), pictures, miniature([plane]))
+        problems: list[DataError] = []
+        with collecting(problems):
+            if lateral:
+                read_radiograph(lateral, "lateral")
+        notes = [Note("bad-lateral", f"{p.reason}: {p}; 'model.lateral' leaves the study out") for p in problems]
+        return Opened((1, *plane.shape), (), notes, pictures, miniature([plane]))
 
 
 def _slices(volume: CTVolume) -> list[np.ndarray]:

@@ -167,7 +167,7 @@ def decide(documents: Iterable[Document]) -> tuple[list[dict[str, str]], list[Da
     problems: list[DataError] = []
     candidates: list[Document] = []  # in force, or withdrawn from a known study
     holders: dict[tuple[str, ...], int] = {}
-    every = list(documents)
+    every = [replace(document, text=re.sub("\r\n?", "\n", document.text)) for document in documents]
     names = [(name, n) for n, document in enumerate(every) for name in document.names if name[1]]
     for versions in _linked(every, ((holders.setdefault(name, n), n) for name, n in names)):  # those that share a name
         last = _newest(versions)

@@ -93,6 +93,8 @@ class _Files:
             raise DataError("no report, patient, order or study in it", reason="no-report")
 
     def _read_item(self, where: str, folder: str, item: dict[str, Any]) -> None:
+        if not isinstance(item, dict) or "resourceType" not in item:
+            raise DataError("no resource of FHIR, which has a resourceType", reason="no-report")
         bundle = item["resourceType"] == "Bundle"
         links = {link["relation"]: link["url"] for link in item.get("link", ()) if bundle}
         self.pages.add(links.pop("self", ""))

@@ -257,4 +257,4 @@ def _text(message: _Message, section: str, results: Sequence[Fields], flaws: Seq
             headed = several and name not in ("", last) and not re.match(rf"\s*(\Z|{re.escape(name)}\s*:)", line, re.I)
             lines.append(f"{name}: {line}" if headed else line)
             last = name if line.strip() else last
-    return {"text": re.sub("\r\n?", "\n", "\n".join(lines))}
+    return {"text": "\n".join(lines)}

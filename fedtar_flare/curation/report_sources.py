@@ -10,7 +10,7 @@ from fedtar_flare.curation.dicom_sr import read_sr
 from fedtar_flare.curation.documents import FINAL, Document, Identifier, decide
 from fedtar_flare.curation.fhir import read_fhir
 from fedtar_flare.curation.hl7v2 import read_hl7
-from fedtar_flare.data.sources.fields import is_stated
+from fedtar_flare.data.sources.fields import date_of, is_stated
 from fedtar_flare.data.sources.manifest import without_mark
 from fedtar_flare.data.sources.tables import open_table
 from fedtar_flare.imaging.readers.dicom_files import files_below
@@ -47,11 +47,15 @@ def collect(
 
 
 def _read_omop(file: Path, accession: str, problems: list[DataError]) -> Iterator[Document]:
+    columns = {"person_id", "note_date", "note_text", accession.lower()} - {""}
     with open_table(file, "the table of notes") as opened:
+        if missing := columns - {name.lower() for name in opened.columns}:
+            text = f"without OMOP's {', '.join(sorted(missing))}; your own table goes to 'fedtar data index --reports'"
+            raise DataError(text, reason="no-report")
         for n, cells in opened.rows(problems):
             row = {name.lower(): cell if is_stated(cell) else "" for name, cell in cells.items()}
             concepts = {row.get(f"note_{kind}_concept_id", "").removesuffix(".0") for kind in ("type", "class")}
-            with within(f"{file}, row {n}"), decoding("not a row of OMOP's table of notes", "bad-row"):
+            with collecting(problems), within(f"{file}, row {n}"):
                 yield Document(
                     origin=f"{file}, row {n}",
                     names=frozenset({("omop", row.get("note_id", ""), str(file.parent))}),
@@ -59,7 +63,7 @@ def _read_omop(file: Path, accession: str, problems: list[DataError]) -> Iterato
                     issued="",
                     patients=(Identifier(row["person_id"]),) if row["person_id"] else (),
                     order=Identifier(row[accession.lower()] if accession else ""),
-                    day=row["note_date"][:10],
+                    day=row["note_date"] and date_of(row["note_date"]).date().isoformat(),
                     text=without_mark(row["note_text"]),
                     unread="" if concepts & RADIOLOGY or TITLE.fullmatch(row.get("note_title", "")) else "other-note",
                 )

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import random
 import zipfile
 from datetime import datetime
@@ -132,6 +133,7 @@ def test_unusable_studies_are_counted_by_reason(tmp_path):
         study(tmp_path / f"{n}", **{"patient": "P", "uid": f"1.2.1.{n}", "slices": 1, **tags})
     index = index_folder(tmp_path)
     assert index.rejected() == dict.fromkeys(UNUSABLE, 1)
+    assert all(str(tmp_path) in str(problem) for problem in index.problems)
     assert [s.image for s in index.studies] == [tmp_path / "good"]
 
 
@@ -155,6 +157,16 @@ def test_mixed_patients_and_damaged_files(tmp_path):
     put(SOPClassUID="1.2.840.10008.5.1.4.1.1.88.11", Modality="SR", StudyInstanceUID=None, PixelData=None)(report)
     report.save_as(tmp_path / "good" / "sr.dcm", enforce_file_format=True)
     assert index_folder(tmp_path).rejected() == {"mixed-patients": 1, "truncated": 1, "unreadable": 1}
+
+
+def test_folders_that_are_not_looked_into_are_named(tmp_path):
+    study(tmp_path / "d" / "a")
+    study(tmp_path / "elsewhere", "Q", "1.2.2")
+    (tmp_path / "d" / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "d" / "closed").mkdir(mode=0)
+    index = index_folder(tmp_path / "d")
+    assert index.rejected() == {"linked-folder": 1} | ({"no-permission": 1} if os.geteuid() else {})
+    assert [s.patient_id for s in index.studies] == ["P"]
 
 
 def test_two_people_under_one_id(tmp_path):
@@ -204,7 +216,15 @@ def test_reports_of_a_table(tmp_path, head, rows, report, reason):
     assert written.get("P", "") == report and index.rejected() == dict.fromkeys((reason or "").split(), 1)
 
 
-PLACES = ["s/A1.txt", "s/report.txt", "A1.txt", "s/1.2.1.txt", "s/series/report.txt", "texts/2020/A1.txt"]
+PLACES = [
+    "s/A1.txt",
+    "s/report.txt",
+    "A1.txt",
+    "s/1.2.1.txt",
+    "s/series/report.txt",
+    "texts/2020/A1.txt",
+    "texts/A1.TXT",
+]
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -263,13 +283,20 @@ def test_an_accession_number_counts_with_its_issuer(tmp_path, studies, reports, 
 
 
 def test_an_unnamed_report_in_a_shared_folder_is_left_out(tmp_path):
+    """Also of a study that cannot be read; each may have its own, which lies closer."""
+    for name in ("p", "q"):
+        study(tmp_path / name / "ct", name, f"1.2.{ord(name)}.3", AccessionNumber=name)
+        study(tmp_path / name / "mr", name, f"1.2.{ord(name)}.4", Modality="MR")
+        (tmp_path / name / "report.txt").write_text("Whose?")
+    (tmp_path / "q" / "ct" / "report.txt").write_text("Of the CT.")
     study(tmp_path / "flat", uid="1.2.1", prefix="a", AccessionNumber="A1")
     study(tmp_path / "flat", uid="1.2.2", prefix="b", AccessionNumber="A2")
     (tmp_path / "flat" / "report.txt").write_text("Whose?")
     (tmp_path / "flat" / "A2.txt").write_text("Of A2.")
     index = indexed(tmp_path, links=tmp_path / "links")
     rows = rows_of(index, tmp_path / "m.csv")
-    assert [Path(row["report_path"]).name for row in rows] == ["A2.txt"] and index.rejected() == {"no-report": 1}
+    assert [row["report_path"] for row in rows] == ["flat/A2.txt", "q/ct/report.txt"]
+    assert index.rejected() == {"no-report": 2, "not-ct-or-radiograph": 2}
 
 
 def test_wrong_use(tmp_path):
@@ -278,6 +305,6 @@ def test_wrong_use(tmp_path):
     for reports in (tmp_path / "nowhere", table(tmp_path / "r.csv", "accession,text", "A1,x")):
         with pytest.raises(ConfigError):
             join_reports(index, reports)
-    with refused("no-patient"):
+    with refused("no-patient", match="no-report: 1, such as: study 1.2.1"):
         write_manifest(index, tmp_path / "m.csv")
     assert not (tmp_path / "m.csv").exists()

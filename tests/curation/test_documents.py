@@ -141,5 +141,5 @@ def test_omop_only_radiology_of_a_day_that_has_one(read):
     got, left_out = read({"note.csv": table, "other.csv": "a,b\n1,2\n"}, "--accession", "note_source_value")
     assert [(row["patient_id"], row["accession_number"], row["report"]) for row in got] == [
         ("P1", "", "CT"), ("P3", "", "US"), ("P5", "A1", "a"), ("P5", "A2", "b")]  # fmt: skip
-    once = ("no-text", "is-html", "bad-row", "no-patient-id")
-    assert left_out == {"other-note": 2, "several-reports": 2, **dict.fromkeys(once, 1)}
+    once = ("no-text", "is-html", "no-report", "no-patient-id", "bad-date")
+    assert left_out == {"other-note": 2, "several-reports": 4, **dict.fromkeys(once, 1)}

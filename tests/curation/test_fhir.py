@@ -161,8 +161,9 @@ FORCE = {
     "another section": ({"a.ndjson": lines(patient(), report(category=[{"coding": [{"code": "LAB"}]}]))},
                         [], {"other-section": 1}),
     "files with nothing for a report": (
-        {"a.ndjson": lines(patient(), report()), "b.ndjson": lines(NOTHING), "c.json": bundle(NOTHING), "d.json": ""},
-        [a()], {"no-report": 3}),
+        {"a.ndjson": lines(patient(), report()), "b.ndjson": lines(NOTHING), "c.json": bundle(NOTHING), "d.json": "",
+         "e.json": "[1]", "f.json": '{"a": 1}'},
+        [a()], {"no-report": 5}),
     "text in observations, which is not the conclusion": (
         {"a.ndjson": lines(patient(), report(presentedForm=None, result=[{"reference": "Observation/1"}]))},
         [], {"text-in-observations": 1}),

@@ -208,6 +208,25 @@ def test_the_same_picture_under_two_patients_is_named(tmp_path):
     assert fedtar_here("data", "check", good, "-o", page, "--thumbnails", 0)[0] == 0 and "<img" not in page.read_text()
 
 
+def test_ids_that_may_be_one_person_are_noted(tmp_path):
+    rows = [[name, "2020-01-01", f"{n}.png", "Clear.", "", ""] for n, name in enumerate(("P-007", "p7", "70", "0070"))]
+    for n in range(4):
+        write_noise(tmp_path / f"{n}.png", n)
+    (noted,) = check(write(tmp_path, *rows), thumbnails=0).notes["similar-ids"]
+    assert noted.startswith("70 and 0070: ")
+
+
+def test_a_lateral_view_that_is_not_there_is_noted_and_a_table_without_rows_is_not_all_right(tmp_path):
+    for n in range(2):
+        write_noise(tmp_path / f"{n}.png", n)
+    lateral = dict(zip(HEAD, ("A", "2020-01-01", "0.png", "Clear.", "", ""), strict=True))
+    rows = [lateral | {"lateral": name, "study_datetime": f"202{n}0101"} for n, name in enumerate(("1.png", "2.png"))]
+    (noted,) = check(write_table(tmp_path / "m.csv", rows), thumbnails=0).notes["bad-lateral"]
+    assert "no-image" in noted and "2.png" in noted
+    (tmp_path / "m.csv").write_text(",".join(HEAD) + "\n")
+    assert fedtar_here("data", "check", tmp_path / "m.csv", "-o", tmp_path / "page.html")[0] == 1
+
+
 def test_site_files_and_exclusion(radiographs, tmp_path):
     (tmp_path / "gone.txt").write_text("A\n")
     table = tmp_path / "manifest.csv"

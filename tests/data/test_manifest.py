@@ -186,12 +186,13 @@ def test_whatever_csv_writes_is_read_back(tmp_path_factory, texts):
 def test_a_study_twice_and_two_people_under_one_id(folder, caplog):
     rows = [*[GOOD] * 3, GOOD | {"image": "b.png", "sex": ""}, GOOD | {"patient_id": "x", "sex": "perhaps"}]
     rows += [GOOD | {"patient_id": "two"}, GOOD | {"patient_id": "two", "sex": "M", "image": "b.png"}]
+    rows += [GOOD | {"patient_id": "y", **more} for more in ({}, {"report": "Other."}, {"image": "b.png"})]
     reading = read_manifest(write_table(folder / "m.csv", rows))
     first = reading.patients()
-    assert {p.patient_id: (p.sex, len(p.visits)) for p in first} == {"ok": ("F", 2), "x": (None, 1)}
+    assert {p.patient_id: (p.sex, len(p.visits)) for p in first} == {"ok": ("F", 2), "x": (None, 1), "y": ("F", 1)}
     logged = len(caplog.records)
     assert reading.patients() == first and len(caplog.records) == logged  # and problems are counted once
-    assert reading.rejected() == {"duplicate-visit": 2, "conflicting-sex": 2}
+    assert reading.rejected() == {"duplicate-visit": 2, "conflicting-sex": 2, "several-reports": 2}
 
 
 def test_wrong_columns_options_and_tables_are_named(folder, table):

@@ -1,8 +1,6 @@
 """What dies, and what becomes of the run: real processes, killed with SIGKILL, over mTLS."""
 
 import json
-import os
-import signal
 from datetime import datetime, timedelta
 from html import unescape
 
@@ -89,7 +87,7 @@ def test_a_site_s_job_process_that_keeps_dying_leaves_the_job_to_the_others(fede
 
 
 def test_a_site_that_is_lost_as_a_whole_is_skipped_and_can_come_back(federation, job):
-    limit = {"server": {"step_time_limit": 80}}  # waited out once here, so a shorter one
+    limit = {"server": {"step_time_limit": 120}}  # waited out once here, so a shorter one
     identity = federation.submit(job("site_lost", **limit))
     in_step(federation, identity, "hospital-b", 1, 2)
     kit = federation.sites["hospital-b"]
@@ -175,10 +173,12 @@ def check_not_resumed_by_another(federation, identity):
 
 def test_a_job_that_ended_before_its_first_round_says_so_when_it_is_resumed(federation, job):
     identity = federation.submit(job("too_early"))
+    run_of(federation, identity)
+    process = federation.running_job("localhost", identity)
+    process.suspend()  # a job of seconds is not to end while it is asked about
     code, _, err = fedtar("resume", identity, "--kit", federation.kits / LEAD)
     assert code == 1 and "--force" in err and "Traceback" not in err  # never beside the run itself
-    run_of(federation, identity)
-    federation.kill(federation.job_process("localhost", identity))
+    process.kill()
     federation.finished(identity)
     code, out, err = fedtar("resume", identity, "--kit", federation.kits / LEAD)
     assert (code, out) == (1, "") and "before its first round" in err and "Traceback" not in err
@@ -187,7 +187,9 @@ def test_a_job_that_ended_before_its_first_round_says_so_when_it_is_resumed(fede
 def test_a_hospital_that_was_not_connected_is_named_from_the_start(federation, job):
     federation.kill_site("hospital-b")
     try:
-        identity = federation.submit(job("absent"))
+        identity = federation.submit(job("absent", server={"step_time_limit": 600}))
+        in_step(federation, identity, "hospital-a", 1, 2)
+        federation.running_job("hospital-a", identity).suspend()  # so that it is asked while the job runs
 
         def named() -> bool:
             (entry,) = json.loads(fedtar("status", identity, "--kit", federation.kits / LEAD, "--json")[1])
@@ -216,10 +218,10 @@ def test_a_hospital_of_another_minor_release_is_left_out_with_the_reason_until_i
             return "train: round" in said and f"hospital-b absent: {reason}" in said
 
         in_step(federation, identity, "hospital-a", 1, 2)
-        trains = federation.job_process("hospital-a", identity)
-        os.kill(trains, signal.SIGSTOP)  # a job of seconds, to be seen while it trains
+        trains = federation.running_job("hospital-a", identity)
+        trains.suspend()  # a job of seconds, to be seen while it trains
         wait_for(f"who is left out, and why, is said while others train\n{federation.tail(identity)}", named)
-        os.kill(trains, signal.SIGCONT)
+        trains.resume()
         assert 'site="hospital-b"} 1' in (tmp_path / "status.prom").read_text()
         results = federation.completed(identity)
         assert [[*event.sites] for event in steps(read_events(results))] == [["hospital-a"]] * 4

@@ -37,6 +37,7 @@ REPORTS = [{"study_id": s, "patient_id": p, "report": report} for s, p, report, 
 DRAFTS = [{"study_id": s, "prediction": draft} for s, _, _, draft in ROWS]
 FORMS = {
     ".csv": lambda rows: "\n".join([",".join(rows[0]), *(",".join(f'"{v}"' for v in row.values()) for row in rows)]),
+    "-excel.csv": lambda rows: "\ufeff" + FORMS[".csv"](rows).replace(",", ";"),
     ".jsonl": lambda rows: "\n".join(map(json.dumps, reversed(rows))),
     ".json": json.dumps,
     "-rexrank.json": lambda rows: json.dumps({row["study_id"]: row for row in rows}),

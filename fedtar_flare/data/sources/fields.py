@@ -15,6 +15,7 @@ UNKNOWN = ("", "NAN", "NA", "N/A", "<NA>", "#N/A", "NONE", "NULL", "UNKNOWN", "-
 UNITS = {"Y": 1.0, "M": 1 / 12, "W": 7 / YEAR_DAYS, "D": 1 / YEAR_DAYS}
 _TAGS = "a|b|body|br|div|em|font|h[1-6]|head|hr|html|i|img|li|meta|ol|p|pre|script|span|strong|su[bp]|table|t[dhr]|ul?"
 MARKUP = {
+    "bad-charset": re.compile(r"[\0-\x08\x0e-\x1f]"),  # as in UTF-16 that is read as UTF-8
     "is-rtf": re.compile(r"\{\\rtf"),
     "is-pdf": re.compile(r"%PDF-\d|JVBERi0"),
     "is-xml": re.compile(r"<\?xml\b|\bxmlns(?::\w+)?\s*=|<(?:\w+:)?(?:ClinicalDocument|structuredBody|paragraph)\b"),
@@ -100,7 +101,7 @@ def is_stated(text: str) -> bool:
 
 
 def markup(text: str) -> str:
-    """The reason why a text is no plain text (HTML, RTF, XML such as CDA, PDF, base64), or nothing."""
+    """The reason why a text is no plain text (HTML, RTF, XML such as CDA, PDF, base64, bytes of UTF-16), or nothing."""
     runs = _ENCODED.findall(text)
     if any(re.search(r"[a-z]", run) and re.search(r"[A-Z]", run) and re.search(r"\d", run) for run in runs):
         return "is-pdf" if MARKUP["is-pdf"].search(text) else "is-base64"

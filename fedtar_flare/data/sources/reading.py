@@ -103,7 +103,7 @@ class Reading:
         """End the reading: patients with visits in order of date, and no study (moment and image) twice.
 
         Studies of different sex under one id belong to different people, so none of them is used, and neither is a
-        patient of several splits. The first call logs the problems.
+        patient of several splits, nor a study with several reports. The first call logs the problems.
         """
         if self._patients is None:
             self._patients = list(filter(None, map(self._patient, self._visits)))
@@ -125,8 +125,13 @@ class Reading:
         if len(splits) > 1:
             reject(len(visits), f"is in several splits: {', '.join(sorted(splits))}", "conflicting-split")
             return None
-        usable = _distinct(visits)
-        reject(len(visits) - len(usable), "has the same study twice", "duplicate-visit")
+        texts: dict[tuple[object, Path], set[str]] = defaultdict(set)
+        for visit in visits:
+            texts[visit.acquired, visit.image].add(visit.report)
+        certain = [visit for visit in visits if len(texts[visit.acquired, visit.image]) == 1]
+        reject(len(visits) - len(certain), "has a study with several reports", "several-reports")
+        usable = _distinct(certain)
+        reject(len(certain) - len(usable), "has the same study twice", "duplicate-visit")
         unreadable = _distinct(self._unreadable.get(patient_id, []))
         if self.same_day == "merge":
             usable = merged_days(usable, self.cleaning)
@@ -194,6 +199,12 @@ def log_left_out(problems: Sequence[DataError]) -> None:
 def by_reason(problems: Iterable[DataError]) -> dict[str, int]:
     """Count errors by reason."""
     return dict(sorted(Counter(problem.reason for problem in problems).items()))
+
+
+def left_out_lines(problems: Sequence[DataError]) -> list[str]:
+    """A line for each reason: how many there are, and the first of them."""
+    first = {problem.reason: problem for problem in reversed(problems)}
+    return [f"  left out, {reason}: {n}, such as: {first[reason]}" for reason, n in by_reason(problems).items()]
 
 
 def counts_text(counts: Mapping[str, int]) -> str:

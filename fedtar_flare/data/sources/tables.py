@@ -26,7 +26,7 @@ def rows_of(
 ) -> Iterator[Row]:
     """Read the rows of a UTF-8 table with trimmed values; a row that cannot be read is a ConfigError."""
     problems: list[DataError] = []
-    with open_table(table, "the table", errors="strict" if strict else "replace") as opened:
+    with open_table(table, "the table", "strict" if strict else "replace") as opened:
         if missing := [name for name in columns if name not in opened.columns]:
             present = ", ".join(opened.columns)
             raise ConfigError(f"{table}: column(s) {', '.join(missing)} missing (there is: {present})")
@@ -128,16 +128,14 @@ def image_folder(path: Path, options: Mapping[str, Any], usual: Sequence[Path], 
 
 
 @contextmanager
-def open_table(
-    table: Path, what: str, delimiters: str = ",;\t", errors: Literal["strict", "replace"] = "strict"
-) -> Iterator[OpenTable]:
-    """Open a UTF-8 table."""
+def open_table(table: Path, what: str, errors: Literal["strict", "replace"] = "strict") -> Iterator[OpenTable]:
+    """Open a UTF-8 table, whose cells are separated by what its first line has most of."""
     try:
         with open_regular(table) as stored, gzip.open(stored) if table.suffix == ".gz" else stored as raw:
             file = io.TextIOWrapper(raw, encoding="utf-8-sig", errors=errors, newline="")
             head = file.readline(MOST_TEXT)
             file.seek(0)
-            yield OpenTable(file, table, max(delimiters, key=head.count))
+            yield OpenTable(file, table, max(",;\t", key=head.count))
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"{table}: {what} cannot be read ({reason})") from error
