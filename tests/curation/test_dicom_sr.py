@@ -165,9 +165,9 @@ def test_text_in_its_character_set_or_not_at_all(collected):
     korean, german = b"\x1b$)C" + "\ud3d0".encode("euc_kr"), TEXT.encode("latin-1")
     kana = "\u30bc\u30e0"  # whose bytes have a backslash
     texts = [
-        (["", "ISO 2022 IR 87"], b"a " + "\u80ba".encode("iso2022_jp") + b"\r\nc", "a \u80ba\r\nc"),
+        (["", "ISO 2022 IR 87"], b"a " + "\u80ba".encode("iso2022_jp") + b"\r\nc", "a \u80ba\nc"),
         (["", "ISO 2022 IR 87"], kana.encode("iso2022_jp"), kana),
-        (["", "ISO 2022 IR 149"], korean + b"\r\n" + korean, "\ud3d0\r\n\ud3d0"),
+        (["", "ISO 2022 IR 149"], korean + b"\r\n" + korean, "\ud3d0\n\ud3d0"),
         (["", "ISO 2022 IR 58"], b"\x1b$)A" + "\u80ba".encode("gb2312"), "\u80ba"),
         (["ISO 2022 IR 101", "ISO 2022 IR 144"], b"\xf8 \x1b-L" + "\u0436".encode("iso8859-5"), "\u0159 \u0436"),
         ("ISO_IR 192", TEXT.encode(), TEXT),

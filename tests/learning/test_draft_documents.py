@@ -3,7 +3,6 @@
 import base64
 import shutil
 from dataclasses import replace
-from functools import partial
 from io import BytesIO
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from pydicom import dcmread
 from pydicom.data import get_charset_files
 from refused import refused
 
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.imaging.batch import PriorBatch
 from fedtar_flare.learning import draft_documents
 from fedtar_flare.learning.comparison import CHANGES
@@ -90,9 +90,9 @@ def test_headers_that_are_broken_or_name_no_study_are_refused(tmp_path):
     content = image(tmp_path, PatientID="P7").read_bytes()
     at = content.index(b"\x10\0\x20\0LO")
     path.write_bytes(content[: at + 4] + b"??" + content[at + 6 :])
-    for write in (study_of, partial(structured_report, DRAFT), partial(diagnostic_report, DRAFT)):
-        with refused("unreadable"):
-            write(path)
+    for write in (structured_report, diagnostic_report):
+        with pytest.raises(ConfigError, match="holds no DICOM file"):
+            write(DRAFT, path)
 
 
 def items_of(item):

@@ -118,6 +118,8 @@ def test_what_is_no_sample_of_these_texts_is_refused(scored, tmp_path):
     lines = file.read_text().splitlines()
     file.write_text("\n".join([lines[0], "0123456789abcdef" + lines[1][16:]]))
     assert "no report or draft has the id" in failing("score", *scored, "--checked", file)
+    file.unlink()
+    passing("score", *scored, "--check-sample", file, "--cases", 12)
     filled(file)
     lines = [line.replace(",", ";") for line in file.read_text().splitlines()]  # as a spreadsheet may save it
     file.write_text("\ufeff" + "\r\n".join([*lines, lines[1]]))
