@@ -87,10 +87,6 @@ class ReportLearner(SiteModel):
         """
         return self.report_losses(samples, images)
 
-    def validation_losses(self, samples: Sequence[Sample], images: ImageBatch) -> Tensor:
-        """Compute the losses (B,) whose gradient :meth:`validate` gives; arguments as :meth:`training_losses`."""
-        return self.report_losses(samples, images)
-
     def local_update(
         self, samples: Sequence[Sample], seed: str, optimizer: torch.optim.Optimizer, start: Mapping[str, Tensor]
     ) -> float | None:
@@ -291,6 +287,9 @@ class ReportLearner(SiteModel):
             loss_visits=len(real & visits_of_loss),
         )
 
+    def _validation_losses(self, samples: Sequence[Sample], images: ImageBatch) -> Tensor:
+        return self.report_losses(samples, images)
+
     def _training_images(self, samples: Sequence[Sample], seed: str) -> ImageBatch:
         """Images of a part of an update, which may have been read during the update before."""
         ahead = self._ahead.pop((seed, tuple(map(id, samples))), None)
@@ -334,7 +333,7 @@ class ReportLearner(SiteModel):
             for part in parts(share, size):
                 with nullcontext() if shares is None else shares.equal([s.visit.patient_id for s in part]):
                     if training_seed is None:
-                        losses = self.validation_losses(part, self.images(part))
+                        losses = self._validation_losses(part, self.images(part))
                     else:
                         losses = self.training_losses(part, self._training_images(part, training_seed), training_seed)
                     self.batch_losses.append(([sample.visit.patient_id for sample in part], losses.detach()))

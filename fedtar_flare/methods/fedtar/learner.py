@@ -112,12 +112,12 @@ class PatientLearner(ReportLearner):
                 head = self.findings.losses(samples, self.encoded(samples, images))
         return losses + head - head.detach()
 
-    def validation_losses(self, samples: Sequence[Sample], images: ImageBatch) -> Tensor:
+    def _validation_losses(self, samples: Sequence[Sample], images: ImageBatch) -> Tensor:
         """With ``temporal.validation`` 'findings' the shared head's loss adds its gradient, not its value."""
         if not self._validates_findings or self.findings is None:
-            return super().validation_losses(samples, images)
+            return super()._validation_losses(samples, images)
         with self._reading_once():
-            losses = super().validation_losses(samples, images)
+            losses = super()._validation_losses(samples, images)
             head = self.findings.losses(samples, self.encoded(samples, images))
         return losses + head - head.detach()
 
