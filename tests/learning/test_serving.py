@@ -50,6 +50,7 @@ class Drafter:
 def service():
     """A service with a low limit of bytes."""
     handlers = {kind: signal.getsignal(kind) for kind in (signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)}
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup the service leaves it ignored
     service = serving.Service(Drafter(), TOKEN, 0)
     service.most_bytes = MOST
     yield service
