@@ -133,7 +133,7 @@ ENDS = {"aborted by the admin": "FINISHED:ABORTED", "the server lost as a whole"
 
 @pytest.mark.parametrize("end", ENDS)
 def test_a_run_whose_job_ended_is_resumed_with_the_same_numbers(federation, job, quiet, end):
-    identity = federation.submit(job("resumed"))
+    identity = federation.submit(folder := job("resumed"))
     round_1_is_whole(federation, identity)
     if end == "aborted by the admin":
         in_step(federation, identity, "hospital-a", 2, 2)
@@ -150,7 +150,7 @@ def test_a_run_whose_job_ended_is_resumed_with_the_same_numbers(federation, job,
         assert files and all(map(read_tensors, files)), "whole, or this raises"
 
     if end == "aborted by the admin":
-        check_not_resumed_by_another(federation, identity)
+        check_not_resumed_by_another(federation, identity, folder)
     resumed = resume(federation, identity)
     results = federation.completed(resumed)
     kept = CheckpointFolder(federation.server / "fedtar_checkpoints" / identity).last()[0]
@@ -160,10 +160,13 @@ def test_a_run_whose_job_ended_is_resumed_with_the_same_numbers(federation, job,
     assert (results / "adapter" / "adapter_model.safetensors").is_file()
 
 
-def check_not_resumed_by_another(federation, identity):
+def check_not_resumed_by_another(federation, identity, job_folder):
     folder = federation.server / "fedtar_checkpoints" / identity
     assert json.loads((folder / "submitter.json").read_text()) == {"submitter": LEAD}
-    code, out, err = fedtar("resume", identity, "--kit", federation.kits / "admin@hub.org")
+    other = ("resume", identity, "--kit", federation.kits / "admin@hub.org")
+    code, out, err = fedtar(*other)
+    assert (code, out) == (1, "") and "not as admin@hub.org signed it" in err, "the copy would be signed by another"
+    code, out, err = fedtar(*other, "--job", job_folder)
     assert code == 0, err
     theft = out.strip()
     assert federation.finished(theft) != "FINISHED:COMPLETED"
