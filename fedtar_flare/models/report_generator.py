@@ -168,10 +168,7 @@ class ReportGenerator(nn.Module):
 
     def prompts(self, seen: Encoded) -> Tensor | None:
         """Return the decoder's prompts (B, D, E) as :attr:`diagnosis` predicts them, None without it."""
-        if self.diagnosis is None:
-            return None
-        prompts: Tensor = self.diagnosis.prompts(seen)
-        return prompts
+        return None if self.diagnosis is None else self.diagnosis.prompts(seen)
 
     def decode(
         self, memory: Tensor, mask: Tensor, input_ids: Tensor, prompts: Tensor | None = None

@@ -93,10 +93,3 @@ def monai_names(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
             raise ConfigError(f"encoder weights: the file has two encoders: {monai} twice; keep one of them")
         renamed[monai] = weights[name]
     return renamed
-
-
-def check_volumes(modalities: set[str]) -> None:
-    """Refuse a site whose images are no volumes."""
-    if others := sorted(modalities - {"ct"}):
-        public = "the job's encoder 'swin_unetr' takes CT volumes, and this site has pictures"
-        raise DataError(f"{public} ({others[0]}s): take another", reason="no-volume", public=public)

@@ -114,8 +114,7 @@ def read_votes(folder: Path, run_id: str) -> list[Vote]:
 def _measure(part: Mapping[str, Any], name: str) -> float | None:
     """One of :data:`MEASURES` in a part of an audit."""
     kind, _, group = name.partition("_")
-    value: float | None = part.get(group, {}).get(kind) if kind in ("own", "other") else part.get(name)
-    return value
+    return part.get(group, {}).get(kind) if kind in ("own", "other") else part.get(name)
 
 
 def _cells(values: Mapping[str, float | None], names: Collection[str] = MEASURES) -> Iterator[str]:

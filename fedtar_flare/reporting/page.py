@@ -175,15 +175,12 @@ def exchange(run: Run) -> Section:
     moved.append(("both", down + up, whole_down + whole_up))
     lead = "What travels are the agreed tensors alone; patients, images and reports stay"
     if sizes.bytes:
-        lead += (
-            f". One exchange, one direction: {size(sizes.bytes)}, {whole(sizes.parameters)} values in {sizes.tensors} "
-        )
-        lead += "tensors, float32"
+        lead += f". One exchange, one direction: {size(sizes.bytes)}, {whole(sizes.parameters)} values in "
+        lead += f"{sizes.tensors} tensors, float32"
     if sizes.full_bytes:
         ratio = times(sizes.full_bytes, sizes.bytes)
-        lead += (
-            f"; the whole model has {size(sizes.full_bytes)}, {whole(sizes.full_parameters)} values: {ratio} as much"
-        )
+        lead += f"; the whole model has {size(sizes.full_bytes)}, {whole(sizes.full_parameters)} values: "
+        lead += f"{ratio} as much"
     content = render("exchange.html", exchange=sizes, moved=moved if run.steps else ())
     return Section("exchange", "Exchange", f"{lead}.", content)
 

@@ -33,7 +33,7 @@ def collect(experiment: Experiment, recipe: MethodRecipe, results: Path) -> Scor
     """Read the result and rows of the run in ``results``, of one round everywhere; remove the state of its sites."""
     events = read_events(results, (*SHARED, *method(experiment.arm.method).events))
     start = of_kind(events, Start)[0]
-    folders = {site: site_config(site).state_dir or home() / "state" for site in experiment.sites}
+    folders = {site: site_config(site).state_dir or home() / "state" for site in experiment.suite.sites}
     states = {site: SiteState(folder, start.run_id, site) for site, folder in folders.items()}
     if experiment.writes_reports:
         scores, rows = _report_scores(experiment.suite, recipe, results, events, states)
@@ -48,7 +48,7 @@ def collect(experiment: Experiment, recipe: MethodRecipe, results: Path) -> Scor
         "method": experiment.arm.method,
         "seed": experiment.seed,
         "settings": experiment.recipe,
-        "sites": list(experiment.sites),
+        "sites": list(experiment.suite.sites),
         "cohort": cohorts(experiment.suite),
         "versions": {"fedtar_flare": __version__, "python": platform.python_version(), **packages},
         "torch_threads": recipe.executor.torch_threads,

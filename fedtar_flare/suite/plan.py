@@ -84,10 +84,6 @@ class Experiment:
     """Of everything that decides the result, defaults included: a result with an equal digest is not made again."""
 
     @property
-    def sites(self) -> tuple[str, ...]:
-        return self.suite.sites
-
-    @property
     def writes_reports(self) -> bool:
         """Whether its method writes reports; one that does not learns tasks of classification."""
         return method(self.arm.method).reports

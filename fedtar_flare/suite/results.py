@@ -63,7 +63,7 @@ class Result:
 
     def members(self, when: str = "end", personal: bool = True) -> list[Row]:
         """Of the hospitals that took part, with the patient adapter where there is one, or without it."""
-        sites = set(self.experiment.sites)
+        sites = set(self.experiment.suite.sites)
         return [r for r in self.rows if r["site"] in sites and r["when"] == when and r["personal"] is personal]
 
     def generic(self, when: str = "end") -> list[Row]:

@@ -107,7 +107,7 @@ def run_experiment(folder: Path, experiment: Experiment, threads: int = 1) -> No
     shutil.rmtree(work, ignore_errors=True)
     began = time.monotonic()
     with site_files(experiment.suite, work / "hospitals"):
-        results = run_in_process(recipe, list(experiment.sites), work)
+        results = run_in_process(recipe, experiment.suite.sites, work)
         result, rows = collect(experiment, recipe, results)
     result["seconds"] = round(time.monotonic() - began, 1)
     file = result_file(folder, experiment)
@@ -115,7 +115,7 @@ def run_experiment(folder: Path, experiment: Experiment, threads: int = 1) -> No
     shutil.rmtree(work)
     by_hospital = grouped(rows, lambda row: (row["site"], row["when"])) if experiment.writes_reports else {}
     for (site, when), reports in by_hospital.items():
-        name = site if site in experiment.sites else f"outside/{site}"
+        name = site if site in experiment.suite.sites else f"outside/{site}"
         write_report_scores(work / name, result["scored_round"] if when == "end" else 0, reports)
     write_text(rows_file(folder, experiment), "".join(f"{json.dumps(row)}\n" for row in scores))
     write_text(file, json.dumps(result, indent=1))

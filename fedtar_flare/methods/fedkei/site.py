@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from fedtar_flare.core.errors import ConfigError, ExchangeError
+from fedtar_flare.core.errors import ConfigError, DataError, ExchangeError
 from fedtar_flare.core.files import checksum
 from fedtar_flare.core.settings import Settings, build, matches, suggestion
 from fedtar_flare.core.text import Progress
@@ -24,7 +24,6 @@ from fedtar_flare.methods.fedkei.tasks import LocalTask, without_some
 from fedtar_flare.models.adapters.lora import shared_parameters
 from fedtar_flare.models.classifier import ClassifierConfig, bare_classifier, build_classifier
 from fedtar_flare.models.outline import EMBEDDING
-from fedtar_flare.models.volume_encoder import check_volumes
 from fedtar_flare.models.weights import with_fingerprint
 from fedtar_flare.protocol.contract import HANDSHAKE
 from fedtar_flare.protocol.exchange import Tensors
@@ -155,8 +154,9 @@ class FedKEISite(SiteStrategy):
     # ------------------------------------------------------------------ the three tasks
     def _handshake(self, task: Task) -> Answer:
         header, weights, state = task.header, task.weights, task.state
-        if self.settings.model.whole_volumes:
-            check_volumes({visit.modality for visit in task.cohort.visits})
+        if self.settings.model.whole_volumes and task.cohort.modality != "ct":
+            public = "the job's encoder 'swin_unetr' takes CT volumes, and this site has pictures"
+            raise DataError(f"{public} ({task.cohort.modality}s): take another", reason="no-volume", public=public)
         gives = gives_start(task)
         if header.rounds > len(self.settings.fedkei.tasks) or header.time_steps != STEPS:
             raise ExchangeError(f"the run has {header.rounds} tasks; the job lists {len(self.settings.fedkei.tasks)}")
