@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.core.files import is_file_or_folder
+from fedtar_flare.core.files import is_file_or_folder, parse_yaml
 from fedtar_flare.core.text import EVERY_SECONDS
 
 Commands = argparse._SubParsersAction
@@ -120,8 +120,6 @@ def grouped(texts: Sequence[str], groups: Sequence[str]) -> dict[str, dict[str, 
 
 def pairs(texts: Sequence[str], option: str) -> dict[str, Any]:
     """``NAME=VALUE`` texts as a dictionary; values are read as YAML. Raises ConfigError for another form."""
-    from fedtar_flare.core.files import parse_yaml
-
     values = {}
     for text in texts:
         name, equals, value = text.partition("=")

@@ -20,7 +20,7 @@ from fedtar_flare.cli.commands import (
     show,
 )
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.core.files import read_yaml
+from fedtar_flare.core.files import read_yaml, write_text
 
 if TYPE_CHECKING:
     from fedtar_flare.runtime.recipe import MethodRecipe
@@ -217,7 +217,6 @@ def compare(arguments: argparse.Namespace) -> int:
 
 def status(arguments: argparse.Namespace) -> None:
     """Ask the server of a provisioned federation, over mTLS, with the startup kit of an admin user."""
-    from fedtar_flare.core.files import write_text
     from fedtar_flare.provision.status import ending, job_line, list_jobs, metrics
 
     jobs, ends = list_jobs(**given(arguments, "kit", "limit", "job_id"))

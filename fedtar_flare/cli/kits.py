@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from fedtar_flare.cli.commands import Commands, add_command, given, show
+from fedtar_flare.core.files import write_text
 
 COLOURS = {"OK": "\033[32m", "WARN": "\033[33m", "FAIL": "\033[31m"}
 
@@ -37,7 +38,6 @@ def doctor(arguments: argparse.Namespace) -> int:
 
     Nothing is changed and no data is sent. Exit code 1 when anything fails.
     """
-    from fedtar_flare.core.files import write_text
     from fedtar_flare.site.context import kit_of
     from fedtar_flare.site.doctor import diagnose, metrics
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args, get_origin
 from fedtar_flare.cli.commands import PRESETS, Commands, add_command, show
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.files import PRIVATE, clean, write_text
-from fedtar_flare.registry import DEFAULT, names
+from fedtar_flare.core.plugins import package_of
+from fedtar_flare.registry import DEFAULT, method, names
 
 if TYPE_CHECKING:
     from fedtar_flare.core.settings import Settings
@@ -53,9 +54,6 @@ def methods(arguments: argparse.Namespace) -> None:
 
     Which of them a hospital takes part in is for its own guard to say (fedtar doctor).
     """
-    from fedtar_flare.core.plugins import package_of
-    from fedtar_flare.registry import method
-
     installed = [
         {"name": name, "title": kind.contract.title, "package": package_of("method", name), "paper": kind.paper}
         for name, kind in zip(names(), map(method, names()), strict=True)

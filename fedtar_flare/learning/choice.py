@@ -75,7 +75,7 @@ class FindingsChoice:
     def _without(self, text: str, name: str) -> list[str]:
         """The sentences of a text without those about a finding."""
         rest = []
-        for sentence in _sentences(text):
+        for sentence in filter(None, map(str.strip, _SENTENCE_ENDS.split(text))):
             others = {other: of for other, of in self._others(sentence, name).items() if any(of)}
             denied = [" ".join(_words(other)) for other, of in others.items() if of == (0, NONE, NEGATIVE)]
             if not self._mentions(sentence, name) or len(denied) < len(others):
@@ -126,10 +126,6 @@ def plain_sentence(name: str, level: int, change: int) -> str:
 def _claim(change: int) -> int:
     """A change that a text claims; a stable finding needs no word, and an uncertain one has none."""
     return NONE if change in (UNCHANGED, UNCERTAIN) else change
-
-
-def _sentences(text: str) -> list[str]:
-    return list(filter(None, map(str.strip, _SENTENCE_ENDS.split(text))))
 
 
 def _words(text: str) -> list[str]:

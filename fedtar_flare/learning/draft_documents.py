@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Iterable
 from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pydicom import Dataset
+from pydicom.uid import generate_uid
 
 from fedtar_flare.core.errors import ConfigError, DataError, decoding
 from fedtar_flare.core.files import read_yaml
@@ -19,10 +23,7 @@ from fedtar_flare.learning.findings import ReadFinding
 from fedtar_flare.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from highdicom.sr import ContentItem
-    from pydicom import Dataset
     from pydicom.sr.coding import Code
 
 TERMS = "http://terminology.hl7.org/CodeSystem"
@@ -40,8 +41,6 @@ def _codes() -> dict[str, Code]:
 
 def identity(draft: Draft, study: str) -> str:
     """Return the UID of a draft, the same for the same draft of a study and run, so that none is stored twice."""
-    from pydicom.uid import generate_uid
-
     read = [str(finding[:4]) for finding in draft.findings or ()]  # without certainties, which may differ in a digit
     return generate_uid(entropy_srcs=[study, draft.run_id, str(draft.round), str(draft.personal), draft.text, *read])
 

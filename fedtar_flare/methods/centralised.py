@@ -14,6 +14,7 @@ from fedtar_flare.methods.fedavg import METHOD as FEDAVG
 from fedtar_flare.methods.fedavg import FedAvgServer, PooledSite
 from fedtar_flare.protocol.contract import close_round, handshake, train
 from fedtar_flare.runtime.task import Task
+from fedtar_flare.site.site_file import load_site_config
 from fedtar_flare.site.state import SiteState
 
 
@@ -35,8 +36,6 @@ class CentralisedSite(PooledSite):
 
     def training_cohort(self, task: Task) -> Cohort:
         """The union of all sites that have a state of this run."""
-        from fedtar_flare.site.site_file import load_site_config
-
         run = task.state.folder.parent
         names = sorted(folder.name for folder in run.iterdir() if folder.name != task.site.name)
         members = [name for name in names if SiteState(run.parent, run.name, name).versions()]

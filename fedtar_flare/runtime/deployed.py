@@ -104,8 +104,7 @@ def read_job(app: Path) -> DeployedJob:
 
 def executor_of(app: Path) -> SiteExecutor:
     """The executor of an app; raises ConfigError as :func:`read_job` does."""
-    built: SiteExecutor = _build(executor_entry(app), SITE_CLASSES, SiteExecutor, app)
-    return built
+    return _build(executor_entry(app), SITE_CLASSES, SiteExecutor, app)
 
 
 def _classes(component: Mapping[str, Any]) -> Iterator[str]:

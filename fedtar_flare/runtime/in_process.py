@@ -143,15 +143,13 @@ class ExecutorSite:
         return OutboundGuard([self.executor.contract.method], extra_names=names).process(answer, context)
 
 
-def run_in_process(
-    recipe: MethodRecipe, sites: int | Sequence[str], folder: Path, joins: Mapping[str, int] | None = None
-) -> Path:
+def run_in_process(recipe: MethodRecipe, sites: int | Sequence[str], folder: Path) -> Path:
     """Run a recipe in this process, its sites one after the other."""
     folder.mkdir(parents=True, exist_ok=True)
     local_sites = {}
     for name in site_names(sites):
         local_sites[name] = ExecutorSite(name, copy.deepcopy(recipe.executor), folder / "sites" / name)
-    controller = InThisProcess(folder, local_sites, joins=joins, **recipe.controller_arguments)
+    controller = InThisProcess(folder, local_sites, **recipe.controller_arguments)
     controller.run()
     if (status := run_status(controller.results_folder)) != "completed":
         raise FedTARError(f"the run in {folder} did not complete ({status})")

@@ -82,8 +82,7 @@ class Membership:
         run_dir = Path(self.run.get_run_dir())
         if not (run_dir / "meta.json").is_file():  # a simulation
             return
-        expected = deployed_to(run_dir) or project_sites(run_dir.parent)
-        if absent := sorted({*expected, *self.resumed} - set(live)):
+        if absent := sorted((_expected_sites(run_dir) | self.resumed) - set(live)):
             job = self.run.fl_ctx.get_job_id()
             text = f"job {job} began without {', '.join(absent)}: not connected at its start, so not in it to its end"
             self.run.results.alarm(f"{text} (once they are: abort it and resume it)")
@@ -193,23 +192,20 @@ class Membership:
                 self.run.results.alarm(f"{text} their median count")
 
 
-def project_sites(kit: Path) -> list[str]:
-    """Sites of the project as the server's kit has them from its provisioning; none for another kit."""
-    for name in ("resources.json", "resources.json.default"):
-        with suppress(ConfigError):  # missing or damaged
-            for component in read_json(kit / "local" / name).get("components", ()):
-                if sites := (component.get("args") or {}).get("sites"):
-                    return list(sites)
-    return []
-
-
-def deployed_to(run_dir: Path) -> list[str]:
-    """Sites that a job names; none where it is for all."""
+def _expected_sites(run_dir: Path) -> set[str]:
+    """Sites that a job names; where it is for all, those of the project, as the server's kit has them, if it has."""
     names: set[str] = set()
-    with suppress(ConfigError):
+    with suppress(ConfigError):  # missing or damaged
         for places in (read_json(run_dir / "meta.json").get("deploy_map") or {}).values():
             names |= {place for place in extract_participants(places) if place != SERVER_SITE_NAME}
-    return [] if ALL_SITES in names else sorted(names)
+    if names and ALL_SITES not in names:
+        return names
+    for name in ("resources.json", "resources.json.default"):
+        with suppress(ConfigError):
+            for component in read_json(run_dir.parent / "local" / name).get("components", ()):
+                if sites := (component.get("args") or {}).get("sites"):
+                    return set(sites)
+    return set()
 
 
 def agree(answers: Answers, min_sites: int, like: Row | None = None) -> Row:

@@ -3,8 +3,10 @@
 from typing import Any
 
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.core.files import checksum
+from fedtar_flare.core.files import checksum, locked
 from fedtar_flare.data.cohort import Cohort, Split
+from fedtar_flare.imaging.augment import change_of
+from fedtar_flare.learning.evaluation import write_report_scores
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.protocol.contract import CLOSE_ROUND
 from fedtar_flare.protocol.exchange import Tensors
@@ -13,17 +15,10 @@ from fedtar_flare.runtime.task import Task
 from fedtar_flare.site.cohort import labeler_of_site
 
 
-def may_be_private(kind: type[ReportLearner]) -> bool:
-    """Whether per-patient DP-SGD covers the updates: not where the class makes them in its own way."""
-    changed = ("_accumulate", "local_update", "after_backward")
-    return all(getattr(kind, name) is getattr(ReportLearner, name) for name in changed)
-
-
 def build_learner(
     kind: type[ReportLearner], task: Task, cohort: Cohort, adapted: AdaptedModel, **others: Any
 ) -> ReportLearner:
     """Build the learner of a run, unless the site has not the memory, or the warm start has seen its test patients."""
-    from fedtar_flare.imaging.augment import change_of
     from fedtar_flare.learning.clinical_start import refuse_known_tests
 
     settings, config, site, data = task.settings, task.config, task.site, task.settings.data
@@ -65,7 +60,6 @@ def with_canaries(task: Task, cohort: Cohort, learner: ReportLearner) -> Cohort:
 
 def charge(task: Task, rate: float, updates: int) -> bool:
     """Count updates that each patient is in with probability ``rate`` before they are made; False beyond the budget."""
-    from fedtar_flare.core.files import locked
     from fedtar_flare.site.accountant import PATIENT_FILE, PatientLedger
 
     if (noise_multiplier := task.settings.training.noise_multiplier) is None:
@@ -99,7 +93,6 @@ def score_drafts(task: Task, learner: ReportLearner) -> dict[str, Any]:
     Where visits arrive period by period, scores are of the next period's visits of all patients, ahead of time, and
     the site keeps those of test patients' earlier visits. A job that adds periods begins with these alone.
     """
-    from fedtar_flare.learning.evaluation import write_report_scores
     from fedtar_flare.reporting.examples import SiteExamples, examples_of, write_examples
     from fedtar_flare.reporting.groups import scores_by_group
     from fedtar_flare.reporting.periods import write_periods

@@ -8,26 +8,24 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from fedtar_flare.core.errors import ConfigError, ExchangeError
 from fedtar_flare.core.files import coarse_checksums
 from fedtar_flare.core.settings import RunSettings, Settings, build, matches
+from fedtar_flare.data.cohort import Cohort
 from fedtar_flare.data.minimum_cell import shown_count
 from fedtar_flare.imaging.transform_list import names_of
 from fedtar_flare.learning.config import LoRAConfig
 from fedtar_flare.protocol.contract import ADAPTER, HANDSHAKE, PARAMETERS
 from fedtar_flare.protocol.exchange import ExchangeSchema, Tensors
 from fedtar_flare.protocol.messages import MAX_ROUNDS, MAX_STEPS, Reply, ok, version
+from fedtar_flare.registry import Method
 from fedtar_flare.runtime.task import Answer, Task, missing_state
 from fedtar_flare.site.admission import JobRequest
 from fedtar_flare.site.job_records import fix_cells
+from fedtar_flare.site.site_file import SiteConfig
 from fedtar_flare.version import __version__
-
-if TYPE_CHECKING:
-    from fedtar_flare.data.cohort import Cohort
-    from fedtar_flare.registry import Method
-    from fedtar_flare.site.site_file import SiteConfig
 
 Handler = Callable[[Task], Answer]
 """Does one task."""

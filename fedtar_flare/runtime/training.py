@@ -45,8 +45,6 @@ from fedtar_flare.protocol.messages import Reply
 from fedtar_flare.runtime.aggregation import SpilledUpdates
 
 FORMS = ("factors", "product", "ffa")
-Late = Mapping[str, tuple[int, Tensors]]
-"""Sites that answer n - 1 rounds late, so that they count 1 / n: n, and the weights that they trained from."""
 ROW_NORM = 3**-0.5
 """Norm of A's rows after a decomposition: the mean norm of LoRA's initial rows."""
 
@@ -138,7 +136,8 @@ class ProductMean(dict[str, torch.Tensor]):
     """``W + tau (sum c_k B_k A_k - W)`` of each layer as A (R, in) and B (out, R), float64: all factors side by side.
 
     So all sites' adapters are in memory. Tensors that are no factor are those of ``mean``; ``weights`` are what the
-    sites trained from, and ``tau`` is the mean share of their planned updates that they made.
+    sites trained from, ``tau`` is the mean share of their planned updates that they made, and ``late`` is as in
+    :class:`TrainingStep`.
     """
 
     def __init__(
@@ -148,7 +147,7 @@ class ProductMean(dict[str, torch.Tensor]):
         updates: SpilledUpdates,
         shares: Mapping[str, float],
         tau: float,
-        late: Late,
+        late: Mapping[str, tuple[int, Tensors]],
     ):
         super().__init__(mean)
         for a, b in pairs(weights):

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from fedtar_flare.core.errors import ConfigError, DataError
 from fedtar_flare.data.cells import Timeline
+from fedtar_flare.imaging.cache import file_identity, files_of
 from fedtar_flare.learning.evaluation import REPORT_SCORES
 from fedtar_flare.protocol.messages import RESERVED_RUNS
 from fedtar_flare.reporting.examples import EXAMPLES_FILE, EXAMPLES_PAGE
@@ -141,8 +142,6 @@ def summary(root: Path, retention_days: int | None) -> str:
 def _plan_patient(
     result: Plan, config: SiteConfig, site: str, patient: str, runs: dict[str, list[Path]], prepared: Path
 ) -> None:
-    from fedtar_flare.imaging.cache import file_identity, files_of
-
     everyone = config.replace(exclude=None, simulated=True)  # also one who is excluded; and no key is made
     visits = [v for v in load_cohort(everyone, site, timeline=Timeline(1)).visits if v.patient_id == patient]
     if not visits:

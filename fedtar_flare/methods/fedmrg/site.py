@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.settings import RunSettings
 from fedtar_flare.data.cells import keyed_unit
+from fedtar_flare.data.cohort import Cohort, Sample
 from fedtar_flare.learning.diagnosis import extend, require_positions
 from fedtar_flare.learning.labels import labeler, require_labeler
+from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.methods.fedavg import PooledSite
 from fedtar_flare.methods.fedmrg.bank import FEATURES, rows_of_round
 from fedtar_flare.methods.fedmrg.contract import BRANCH
 from fedtar_flare.methods.fedmrg.dual_adapter import decoder_targets
+from fedtar_flare.methods.fedmrg.learner import FedMRGLearner
+from fedtar_flare.models.report_generator import ReportGenerator
 from fedtar_flare.runtime.requirements import AdaptedModel
 from fedtar_flare.runtime.task import PRODUCTION_MIN_CELL, Task
 from fedtar_flare.site.admission import JobRequest
 from fedtar_flare.site.context import guard_is_only_filter
-
-if TYPE_CHECKING:
-    from fedtar_flare.data.cohort import Cohort, Sample
-    from fedtar_flare.learning.learner import ReportLearner
-    from fedtar_flare.methods.fedmrg.learner import FedMRGLearner
-    from fedtar_flare.models.report_generator import ReportGenerator
-    from fedtar_flare.site.site_file import SiteConfig
+from fedtar_flare.site.site_file import SiteConfig
 
 WHOLE = ("encoder.*", "projection.*", "pooling.*", "!encoder.backbone.conv1.*", "!encoder.*embed*")
 """Parameters of the base model that travel whole with ``backbone: whole``.
@@ -89,7 +87,7 @@ class FedMRGSite(PooledSite):
 
     def before_training(self, task: Task, learner: ReportLearner) -> dict[str, torch.Tensor]:
         """The site's rows for the bank."""
-        trained, header = cast("FedMRGLearner", learner), task.header
+        trained, header = cast(FedMRGLearner, learner), task.header
         if not self._contrasts:
             return {}
         chosen: list[list[Sample]] = []

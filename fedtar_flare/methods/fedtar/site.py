@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -14,11 +14,13 @@ from fedtar_flare.core.settings import RunSettings
 from fedtar_flare.data.cells import key_check
 from fedtar_flare.learning.diagnosis import extend
 from fedtar_flare.learning.labels import require_labeler
+from fedtar_flare.learning.learner import ReportLearner, Validated
 from fedtar_flare.methods.fedtar.config import EMBEDDING_DIM
 from fedtar_flare.methods.fedtar.demographics import DemographicMixture, fit_mixture
 from fedtar_flare.methods.fedtar.learner import PatientLearner
 from fedtar_flare.methods.fedtar.release import MOST_SHARE, released_t_numbers, require_spread
 from fedtar_flare.methods.fedtar.section import MOST_POINTS, write_phi_page
+from fedtar_flare.models.report_generator import ReportGenerator
 from fedtar_flare.protocol.contract import HEAD_NAMES
 from fedtar_flare.reporting.plots import FEWEST
 from fedtar_flare.runtime.report_site import ReportSite
@@ -27,10 +29,6 @@ from fedtar_flare.runtime.task import Task
 from fedtar_flare.runtime.training import aligned
 from fedtar_flare.site.admission import JobRequest
 from fedtar_flare.site.state import SiteState
-
-if TYPE_CHECKING:
-    from fedtar_flare.learning.learner import ReportLearner, Validated
-    from fedtar_flare.models.report_generator import ReportGenerator
 
 
 class PatientSite(ReportSite):
