@@ -112,6 +112,7 @@ def add_commands(commands: Commands) -> None:
     choice.add_argument("-w", "--workspace", type=Path, help="of a simulation: another workspace than the run's")
     before_help = "the round that the hospital names ('fedtar site purge --patient'); of several, the first"
     command.add_argument("--before", metavar="ROUND", type=int, required=True, help=before_help)
+    command.add_argument("--job", type=Path, dest="job_folder", metavar="JOB", help=f"with --kit: {submitted}")
     command.add_argument("--min-sites", type=int, help=f"with --kit: {fewer}")
     command.add_argument("--yes", action="store_true", help="begin; without it the cost is said, and nothing else done")
 
@@ -285,7 +286,8 @@ def forget(arguments: argparse.Namespace) -> None:
 
     run, before = arguments.run_to_forget, arguments.before
     if arguments.kit:
-        remake = resume(run, arguments.kit, min_sites=arguments.min_sites, before=before, submit=arguments.yes)
+        how = given(arguments, "job_folder", "min_sites")
+        remake = resume(run, arguments.kit, before=before, submit=arguments.yes, **how)
     else:
         remake = remake_of(Path(run), before)
         if arguments.yes:

@@ -30,8 +30,9 @@ Holders = dict[Path, set[str]]
 
 @dataclass
 class Study:
-    """A future row of a manifest; ``top`` is the study's highest folder, ``exclusive`` if no other study, of whatever
-    kind, has files in it.
+    """A future row of a manifest.
+
+    ``top`` is the study's highest folder, ``exclusive`` if no other study, of whatever kind, has files in it.
     """
 
     patient_id: str  # with its issuer, where several issuers have used it

@@ -115,8 +115,9 @@ def all_headers(
 
 
 def studies_below(files: Sequence[File], *, images: bool) -> dict[Path, set[str]]:
-    """For each folder (and zip, and file) the studies that have files in it or below; or ``images`` alone, with
-    REJECTED for rejected ones.
+    """For each folder (and zip, and file) the studies that have files in it or below.
+
+    With ``images`` only images count, and REJECTED stands for those that are rejected.
     """
     direct: dict[Path, set[str]] = defaultdict(set)
     for file in files:

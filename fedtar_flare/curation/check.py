@@ -243,8 +243,9 @@ class Opened(NamedTuple):
 
 
 def check_task(image: str, modality: str, thumbnail: bool, limits: Limits, lateral: str) -> Opened:
-    """Open one image through its reader, within these limits (a worker's task); raises what the reader raises. A
-    ``lateral`` view that cannot be read is a note.
+    """Open one image through its reader, within these limits (a worker's task); raises what the reader raises.
+
+    A lateral view that cannot be read is a note; ``lateral`` is empty where there is none.
     """
     from fedtar_flare.imaging.duplicates import miniature
     from fedtar_flare.imaging.readers.ct import read_ct

@@ -55,18 +55,19 @@ def resume(
         if not status.startswith(FINISHED) and not force:
             cure = "abort it first (nvflare job abort), or use --force with --job where its server was killed"
             raise FedTARError(f"job {job_id} is {status}: {cure}")
-        source = job_folder
-        if source is None:
+        source, remake = job_folder, dict[str, Any]()
+        if source is None or before is not None:
             (download := Path(folder) / "download").mkdir()
             copies = sorted(Path(str(session.download_job_result(job_id, str(download)))).glob("job/*/meta.json"))
             if not copies:
                 raise FedTARError(f"the server's copy of job {job_id} has no definition; give the job's folder (--job)")
-            _require_own(source := copies[0].parent, kit)
-        remake = {} if before is None else remake_of(source.parents[1], before)
-        if not submit:
-            return remake
-        if job_folder is None:
-            workspace = source.parents[1] / "workspace"  # there is none where the server itself was killed
+            results = copies[0].parents[2]
+            remake = {} if before is None else remake_of(results, before)
+            if not submit:
+                return remake
+            if source is None:
+                _require_own(source := copies[0].parent, kit)
+            workspace = results / "workspace"  # there is none where the server itself was killed
             whole = any(workspace.rglob("checkpoint/round-*.safetensors")) or not workspace.is_dir()
             if not whole and remake.get("before") != 0:
                 raise FedTARError(f"job {job_id} ended before its first round was whole: submit it anew")
@@ -85,7 +86,7 @@ def _require_own(job: Path, kit: Path) -> None:
     verified, signers = flare.verify_folder_signature_and_get_signers(str(job), str(kit / "startup" / "rootCA.pem"))
     if not verified or {name for name, *_ in signers} != {user}:
         text = f"the server's copy of the job is not as {user} signed it, or that certificate has ended since then"
-        raise FedTARError(f"{text}: name the job's own folder (fedtar resume --job, fedtar continue --job)")
+        raise FedTARError(f"{text}: name the job's own folder (--job)")
 
 
 def members(workspace: Path) -> list[str]:

@@ -93,7 +93,7 @@ def reported_visits(
 ) -> dict[str, tuple[PlannedPatient, PlannedVisit]]:
     """What the report of a visit is about, by visit, where that is another visit or not all of its own.
 
-    Reports of test patients are about their visits, so that scores say what drafts are worth.
+    Reports of test patients, and with ``checked_validation`` those of validation patients, are about their own visits.
     """
     change, right = options.change, {"test", "validation"} if options.checked_validation else {"test"}
     visits = [(p, v) for p in plans for v in p.visits if p.split not in right and v.time_step in steps]

@@ -137,7 +137,7 @@ def test_rounds_are_made_again_without_a_patient_once_the_hospitals_have_approve
     config = load_site_config(A, workspace=federation.sites[A], simulator=False)
     cohort = load_cohort(config, A, timeline=Timeline(2), synthetic_patients=12)
     patient = cohort.samples("train", 2)[0].visit.patient_id
-    first = federation.submit(exported("seen", rounds=2))
+    first = federation.submit(job := exported("seen", rounds=2))
     events = read_events(federation.completed(first))
     seen, after = of_kind(events, Start)[0], {(step.round, step.step) for step in of_kind(events, Step)}
 
@@ -152,7 +152,7 @@ def test_rounds_are_made_again_without_a_patient_once_the_hospitals_have_approve
     assert federation.finished(held["job_id"]) != "FINISHED:COMPLETED", "no hospital has approved it"
     for site in SITES:
         passing("site", "approve", held["job_id"], "--kit", federation.sites[site])
-    again = json.loads(passing(*command, "--yes"))["job_id"]
+    again = json.loads(passing(*command, "--job", job, "--yes"))["job_id"]  # the folder itself is the same job
     events = read_events(federation.completed(again))
     (start,) = of_kind(events, Start)
     assert start.run_id != seen.run_id and start.first_round == 2

@@ -103,22 +103,24 @@ class PatientLearner(ReportLearner):
         return head or (self.patient is not None and self.patient.acts)
 
     def training_losses(self, samples: Sequence[Sample], images: ImageBatch, seed: str) -> Tensor:
-        """With the reports' findings as prompts; the head's loss adds its gradient, not its value."""
+        """With the reports' findings as prompts, and the head's loss."""
         with self._dropout(samples, seed):
             if self.findings is None:
                 return super().training_losses(samples, images, seed)
-            with self._reading_once():
-                losses = self.report_losses(samples, images, prompts=self.findings.prompts(samples))
-                head = self.findings.losses(samples, self.encoded(samples, images))
-        return losses + head - head.detach()
+            return self._losses_with_head(self.findings, samples, images, self.findings.prompts(samples))
 
     def _validation_losses(self, samples: Sequence[Sample], images: ImageBatch) -> Tensor:
-        """With ``temporal.validation`` 'findings' the shared head's loss adds its gradient, not its value."""
-        if not self._validates_findings or self.findings is None:
+        if self.findings is None or not self._validates_findings:
             return super()._validation_losses(samples, images)
+        return self._losses_with_head(self.findings, samples, images)
+
+    def _losses_with_head(
+        self, findings: SiteDiagnosis, samples: Sequence[Sample], images: ImageBatch, prompts: Tensor | None = None
+    ) -> Tensor:
+        """Losses (B,) of reports; the head's loss adds its gradient, not its value."""
         with self._reading_once():
-            losses = super()._validation_losses(samples, images)
-            head = self.findings.losses(samples, self.encoded(samples, images))
+            losses = self.report_losses(samples, images, prompts=prompts)
+            head = findings.losses(samples, self.encoded(samples, images))
         return losses + head - head.detach()
 
     @contextmanager
