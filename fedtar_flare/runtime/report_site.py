@@ -22,7 +22,14 @@ from fedtar_flare.protocol.contract import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.protocol.messages import abstain, ok, version
 from fedtar_flare.registry import Method
 from fedtar_flare.runtime.requirements import AdaptedModel, report_request
-from fedtar_flare.runtime.site_learner import build_learner, charge, may_score, score_drafts, with_canaries
+from fedtar_flare.runtime.site_learner import (
+    build_learner,
+    charge,
+    may_be_private,
+    may_score,
+    score_drafts,
+    with_canaries,
+)
 from fedtar_flare.runtime.site_strategy import Handler, SiteStrategy, gives_start, require_exchange
 from fedtar_flare.runtime.task import Answer, Task
 from fedtar_flare.site.admission import JobRequest
@@ -55,10 +62,7 @@ class ReportSite(SiteStrategy):
 
     def __init__(self, method: Method, preset: str, groups: Mapping[str, Any] | None = None, seed: int = 0):
         super().__init__(method, preset, groups, seed)
-        # per-patient DP-SGD does not cover updates that a class makes in its own way
-        made = ("_accumulate", "local_update", "after_backward")
-        own = any(getattr(self.learner_class, name) is not getattr(ReportLearner, name) for name in made)
-        if self.settings.training.noise_multiplier is not None and own:
+        if self.settings.training.noise_multiplier is not None and not may_be_private(self.learner_class):
             text = f"training.noise_multiplier: method '{method.name}' makes updates that DP-SGD does not cover"
             raise ConfigError(text, public=text)
 

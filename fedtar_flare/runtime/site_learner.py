@@ -15,6 +15,12 @@ from fedtar_flare.runtime.task import Task
 from fedtar_flare.site.cohort import labeler_of_site
 
 
+def may_be_private(kind: type[ReportLearner]) -> bool:
+    """Whether per-patient DP-SGD covers the updates: not where the class makes them in its own way."""
+    changed = ("_accumulate", "local_update", "after_backward")
+    return all(getattr(kind, name) is getattr(ReportLearner, name) for name in changed)
+
+
 def build_learner(
     kind: type[ReportLearner], task: Task, cohort: Cohort, adapted: AdaptedModel, **others: Any
 ) -> ReportLearner:

@@ -18,7 +18,8 @@ def test_the_first_run_learns_and_drafts(tmp_path, repository):
     """The loss falls, scores rise at every site, alpha moves within its bounds; each hospital drafts in its own way."""
     (tmp_path / "home").mkdir()
     page, folder = repository / "docs" / "tutorial" / "first-run.md", tmp_path / "empty"
-    *_, shared, own = walk(page, folder, HOME=str(tmp_path / "home"), FEDTAR_HOME="").values()
+    *_, box, shared, own = walk(page, folder, HOME=str(tmp_path / "home"), FEDTAR_HOME="").values()
+    assert "each hospital alone: kept from suite first_run" in box, "python -m tools.keep_control keeps it anew"
     assert "shared adapter alone" in shared and "the site's own adapters" in own
     results = folder / "simulator_workspace" / "server" / "simulate_job" / "fedtar"
     events = read_events(results, (*SHARED, *EVENTS))
