@@ -34,6 +34,12 @@ def gauges(values: Mapping[str, float]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def quoted(value: Any) -> str:
+    """Write a label's value for :func:`gauges`, with the escapes of Prometheus' text format."""
+    text = str(value).replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    return f'"{plain(text)}"'
+
+
 class Progress:
     """Reports how far work is, how fast, and how much longer it takes, at most every ``every`` seconds."""
 

@@ -9,13 +9,15 @@ from typing import Any
 
 from fedtar_flare.core.errors import ConfigError, FedTARError
 from fedtar_flare.core.files import read_json
-from fedtar_flare.core.text import gauges, plain
+from fedtar_flare.core.text import gauges, plain, quoted
 from fedtar_flare.record.log import STATS_GROUP
 
 FINISHED = ("FINISHED", "FAILED")  # how the status of an ended job begins
 REASON = "fedtar_reason"  # where a job's meta data at the server has why its run ended as it did
 CERTIFICATES = "fedtar_certificates"  # where the server's status has when participants' certificates end
 SOON_SECONDS = 30 * 86400.0  # before and after its end: one that ended longer ago is of who has left
+MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What reading an answer raises that is not of the form that this release sends."""
 CONNECT_SECONDS, WAIT_SECONDS = 20.0, 120.0
 """How long to wait for the server's answer to a login, and for sites before a job is submitted."""
 
@@ -35,6 +37,9 @@ def open_session(kit: Path) -> Iterator[Any]:
         raise
     except Exception as error:  # FLARE's sessions raise a dozen kinds; each has its reason as its text
         reason = str(error) or type(error).__name__
+        if session is not None and isinstance(error, MALFORMED):
+            text = f"the server's answer is malformed ({user}; {type(error).__name__}: {reason})"
+            raise FedTARError(f"{text}; ask who runs it which release of fedtar_flare it has") from error
         raise FedTARError(f"the server refused or did not answer ({user}): {reason}") from error
     finally:
         if session is not None:
@@ -107,18 +112,18 @@ def ending(ends: Mapping[str, float]) -> list[str]:
 def metrics(jobs: Sequence[Mapping[str, Any]], ends: Mapping[str, float]) -> str:
     """Write running jobs and certificates for Prometheus' node exporter (``--collector.textfile``)."""
     values = {"fedtar_status_time_seconds": time.time()}
-    values |= {f'fedtar_certificate_end_seconds{{site="{who}"}}': end for who, end in ends.items()}
+    values |= {f"fedtar_certificate_end_seconds{{site={quoted(who)}}}": end for who, end in ends.items()}
     for job in jobs:
-        progress, label = job.get("progress") or {}, f'job_id="{job["id"]}"'  # `job` is the scraper's own
+        progress, label = job.get("progress") or {}, f"job_id={quoted(job['id'])}"  # `job` is the scraper's own
         values |= {f"fedtar_alarms{{{label}}}": len(progress.get("alarms", ()))} if progress else {}
         for name in ("round", "rounds") if progress.get("task") else ():
             values[f"fedtar_job_{name}{{{label}}}"] = progress[name]
         for site, does in progress.get("sites", {}).items():
-            values[f'fedtar_site_absent{{{label},site="{site}"}}'] = does.startswith(("absent", "refused"))
+            values[f"fedtar_site_absent{{{label},site={quoted(site)}}}"] = does.startswith(("absent", "refused"))
         for site, when in progress.get("last_answer", {}).items():
-            values[f'fedtar_site_answer_seconds{{{label},site="{site}"}}'] = when
+            values[f"fedtar_site_answer_seconds{{{label},site={quoted(site)}}}"] = when
         for way, size in progress.get("bytes", {}).items():
-            values[f'fedtar_job_bytes{{{label},way="{way}"}}'] = size
+            values[f"fedtar_job_bytes{{{label},way={quoted(way)}}}"] = size
     return gauges(values)
 
 
@@ -157,6 +162,8 @@ def _with_progress(session: Any, meta: Mapping[str, Any]) -> dict[str, Any]:
     }
     if entry["status"] == "RUNNING":
         entry["progress"] = _progress(session, str(entry["id"]))
+        metrics([entry], {})  # the session tells of a malformed report, for which these fail
+        job_line(entry)
     return entry
 
 

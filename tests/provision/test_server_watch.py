@@ -4,9 +4,11 @@ import json
 import logging
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import trustme
+from command import failing
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
@@ -25,6 +27,7 @@ from fedtar_flare.provision import logins
 from fedtar_flare.provision.logins import AGAIN_AFTER, TAKEN_OVER, WITHIN, LoginAlarm
 from fedtar_flare.provision.status import CERTIFICATES, ending, job_line
 from fedtar_flare.provision.storage import KitJobManager
+from fedtar_flare.record.log import STATS_GROUP
 from fedtar_flare.runtime.alarms import FILE, SHOWN, alarms, raise_alarm
 
 SITES = ["hospital-a", "hospital-b"]
@@ -158,6 +161,33 @@ def test_a_line_says_how_far_a_job_is_with_the_newest_loss_and_no_name_steers_th
         for part in ({"task": name}, {"round": name}, {"sites": {name: name}}, {"numbers": {name: [1.0]}}):
             lines = job_line(job | {"progress": progress | part}).split("\n")
             assert len(lines) == 2 and all(map(str.isprintable, lines))
+
+
+PROGRESS = {"task": "train", "round": 1, "rounds": 2, "step": 1, "time_steps": 2, "seconds": 1.0, "sites": {}}
+WRONG = {"round": "x", "rounds": None, "seconds": [], "sites": {"a": 1}, "last_answer": {"a": "x"}, "bytes": 5}
+WRONG |= {"alarms": 5, "validation_loss": {"x": 1.0}, "numbers": {"alpha": ["x"]}}
+MALFORMED = {  # certificates, jobs, and the progress of one that runs
+    "certificates": ([1], [], {}),
+    "no list of jobs": ({}, 5, {}),
+    "no job": ({}, ["x"], {}),
+    "a job without its id": ({}, [{"status": "FAILED"}], {}),
+    "no JSON": ({}, json.JSONDecodeError("no JSON", "x", 0), {}),
+    "progress without a round": ({}, [{"job_id": "x", "status": "RUNNING"}], {"task": "train", "sites": {}}),
+    **{key: ({}, [{"job_id": "x", "status": "RUNNING"}], PROGRESS | {key: WRONG[key]}) for key in WRONG},
+}
+
+
+@pytest.mark.parametrize(("certificates", "jobs", "progress"), MALFORMED.values(), ids=MALFORMED)
+def test_a_malformed_answer_of_the_server_is_one_message(tmp_path, monkeypatch, certificates, jobs, progress):
+    (tmp_path / "startup").mkdir()
+    (tmp_path / "startup" / "fed_admin.json").write_text('{"admin": {"username": "lead"}}')
+    answers = {"check_status": {CERTIFICATES: certificates}, "list_jobs": jobs, "get_job_meta": {"status": "RUNNING"}}
+    answers["show_stats"] = {"server": {STATS_GROUP: progress}}
+    session = Mock(**{f"{name}.side_effect": [answer] for name, answer in answers.items()})
+    monkeypatch.setattr("nvflare.fuel.flare_api.flare_api.new_secure_session", lambda *_, **__: session)
+    err = failing("status", "--kit", tmp_path, "--prometheus", tmp_path / "status.prom", code=1)
+    assert "the server's answer is malformed (lead; " in err and "which release" in err and err.count("\n") == 1
+    assert not (tmp_path / "status.prom").exists()
 
 
 def test_admins_are_told_when_certificates_end_as_the_sites_showed_them_at_their_login(manager, tmp_path, monkeypatch):

@@ -251,13 +251,13 @@ def test_dashboard_and_alerts_know_what_doctor_and_status_write_and_nothing_else
     written = metrics(diagnose(kit, time_steps=2), kit)
     assert "fedtar_sent_bytes 7\n" in written and "fedtar_clock_ahead_seconds 3.5\n" in written
     progress = {"task": "train", "round": 2, "rounds": 5, "alarms": ["x"], "bytes": {"up": 9}}
-    progress |= {"sites": {"a": "working", "b": "absent: disconnected"}, "last_answer": {"a": 1e9}}
+    progress |= {"sites": {"a": "working", 'b"\\\n\ud800': "absent: disconnected"}, "last_answer": {"a": 1e9}}
     of_server = job_metrics([{"id": "1f", "progress": progress}, {"id": "2f"}], {"a": 2e9})
     for line in (
         'fedtar_certificate_end_seconds{site="a"} 2000000000',
         'fedtar_job_round{job_id="1f"} 2',
         'fedtar_site_absent{job_id="1f",site="a"} 0',
-        'fedtar_site_absent{job_id="1f",site="b"} 1',
+        'fedtar_site_absent{job_id="1f",site="b\\"\\\\\\n\ufffd"} 1',
         'fedtar_site_answer_seconds{job_id="1f",site="a"} 1000000000',
         'fedtar_alarms{job_id="1f"} 1',
     ):
