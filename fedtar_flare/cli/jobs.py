@@ -145,6 +145,9 @@ def evaluate(arguments: argparse.Namespace) -> None:
     if gone := [path for _, _, path in named if path and not Path(path).expanduser().exists()]:
         raise ConfigError(f"{gone[0]}: there is no such file or folder")
     places = {name: str(Path(path).expanduser().resolve()) if path else "" for name, _, path in named}
+    if len(places) < len(named):
+        names = ", ".join(name for name, *_ in named)
+        raise ConfigError(f"two candidates have one name (of {names}): give each a name of its own")
     arguments.method, arguments.set = "evaluate", [*arguments.set, f"evaluate.candidates={json.dumps(places)}"]
     simulate(arguments)
 
