@@ -88,7 +88,8 @@ def index_folder(
     index.problems += _unseen(folder)
     index.dicom = len(files)
     if not files:
-        raise DataError(f"{folder}: no DICOM file among {len(paths)} file(s)", reason="no-dicom")
+        text = f"{folder}: no DICOM file among {len(paths)} file(s)"
+        raise DataError("\n".join([text, *left_out_lines(index.problems)]), reason="no-dicom")
     files = sorted(files, key=lambda file: (file.sop, file.path))  # so that the order of paths changes nothing
     gone = frozenset().union(*(file.rejects for file in files))
     files = [file._replace(kind=REJECTED) if file.sop in gone and file.kind in IMAGES else file for file in files]

@@ -85,6 +85,7 @@ def all_headers(
     An unreadable file belongs to a study if its folder has slices of that study only. A file among slices that is not
     DICOM is a problem, since it may be a lost slice.
     """
+    from fedtar_flare.imaging.readers.dicom_files import compressed
     from fedtar_flare.imaging.workers import each
 
     chunks = [{"paths": [str(path) for path in paths[i : i + CHUNK]]} for i in range(0, len(paths), CHUNK)]
@@ -102,7 +103,9 @@ def all_headers(
     for file in files:
         if file.kind == "ct" and not file.in_zip:
             owners[Path(file.path).parent].add(file.study)
-    strays = [path for batch in in_order for path in map(Path, batch.strays) if path.parent in owners]
+    strays = [path for batch in in_order for path in map(Path, batch.strays)]
+    problems += compressed(strays)
+    strays = [path for path in strays if path.parent in owners]
     for path in strays:
         text = f"{path}: not DICOM, and among slices of {len(owners[path.parent])} study(ies): a lost slice?"
         problems.append(DataError(text, reason="unreadable"))

@@ -13,7 +13,7 @@ from fedtar_flare.data.sources.fields import date_of, is_stated, markup
 from fedtar_flare.data.sources.manifest import without_mark
 from fedtar_flare.data.sources.tables import open_table
 
-FILE_NAME = re.compile(r'(?!\.{1,2}\Z)[^/\\:*?"<>|\0]+')
+REPORT = "report"
 KEYS = ["study_instance_uid", "accession_number", "issuer", "patient_id", "patient_issuer", "study_date", "report"]
 
 
@@ -45,10 +45,10 @@ def join_reports(index: Index, reports: Path | None) -> int:
     elif reports is not None:
         by_key = reports_of_table(reports, index.problems)
     studies, index.studies = index.studies, []
-    used: set[str] = set()
+    used, texts = set[str](), dict[Path, dict[str, Path]]()
     for study in studies:
         with collecting(index.problems):
-            matching = _matching(study, by_key if reports else _beside(study), index)
+            matching = _matching(study, by_key if reports else _beside(study, texts), index)
             if len(contents := {report.content for report in matching}) > 1:
                 origins = ", ".join(sorted(report.origin for report in matching)[:4])
                 text = f"study {study.uid}: {len(contents)} different reports ({origins})"
@@ -122,21 +122,26 @@ def _by_day(study: Study, by_key: ByKey, index: Index) -> list[Report]:
     return reports
 
 
-def _beside(study: Study) -> ByKey:
-    """The first text file that lies with a study, under the key that its name is."""
+def _beside(study: Study, texts: dict[Path, dict[str, Path]]) -> ByKey:
+    """The first text file that lies with a study, under the key that its name is; ``texts`` of folders are listed once.
+
+    ``Report.TXT`` is as good as ``report.txt``, but numbers that differ in case are not taken for one.
+    """
     numbers = {order.value for order in study.orders}
-    names = [f"{name}.txt" for name in (*sorted(numbers), study.uid) if FILE_NAME.fullmatch(name)]
     folders = {path.parent for path in study.files}
     inside = [study.top, *(f for f in sorted(folders) if f.is_relative_to(study.top) and f != study.top)]
     between = [p for f in inside for p in f.parents if p.is_relative_to(study.top) and p not in inside]
-    general = [folder / "report.txt" for folder in (*inside, *between)] if study.exclusive else []
-    named = [folder / name for folder in (*inside, *between, *sorted(folders), study.top.parent) for name in names]
-    file = next((file for file in (*named, *general) if file.is_file()), None)
-    if file is None:
-        return {}
-    if file.stem in numbers:
-        return {("accession", file.stem): [Report(str(file), file, order=Identifier(file.stem))]}
-    return {("uid", study.uid): [Report(str(file), file)]}
+    general = [(folder, REPORT) for folder in (*inside, *between)] if study.exclusive else []
+    around = (*inside, *between, *sorted(folders), study.top.parent)
+    for folder, stem in (*((folder, name) for folder in around for name in (*sorted(numbers), study.uid)), *general):
+        if folder not in texts:
+            files = sorted(file for file in folder.glob("*.[tT][xX][tT]") if file.is_file())
+            texts[folder] = {REPORT if file.stem.lower() == REPORT else file.stem: file for file in files}
+        if file := texts[folder].get(stem):
+            named = file.stem in numbers
+            key = ("accession", file.stem) if named else ("uid", study.uid)
+            return {key: [Report(str(file), file, order=Identifier(file.stem) if named else NOBODY)]}
+    return {}
 
 
 def reports_of_table(table: Path, problems: list[DataError]) -> ByKey:

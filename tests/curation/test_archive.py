@@ -1,9 +1,11 @@
 """A DICOM export folder to a manifest, and the manifest read back."""
 
 import csv
+import gzip
 import json
 import os
 import random
+import re
 import zipfile
 from datetime import datetime
 from pathlib import Path
@@ -169,6 +171,20 @@ def test_folders_that_are_not_looked_into_are_named(tmp_path):
     assert [s.patient_id for s in index.studies] == ["P"]
 
 
+def test_compressed_slices_are_named_with_their_folder(tmp_path):
+    study(tmp_path / "d" / "open")
+    study(tmp_path / "d" / "packed", "Q", "1.2.2", slices=2)
+    packed = tmp_path / "d" / "packed"
+    for file in [*packed.iterdir()]:
+        Path(file.rename(f"{file}.gz")).write_bytes(gzip.compress(b"DICM"))
+    words = re.escape(f"{packed}: 2 compressed file(s), which are not read: unpack them ('gunzip'")
+    index = index_folder(tmp_path / "d")
+    assert index.rejected() == {"no-dicom": 1} and re.match(words, str(index.problems[0]))
+    for read in (index_folder, read_ct):
+        with refused("no-dicom", match=words):
+            read(packed)
+
+
 def test_two_people_under_one_id(tmp_path):
     tags = ("PatientBirthDate", "19500101"), ("PatientBirthDate", "19600101"), ("PatientSex", "F"), ("PatientSex", "M")
     for n, (keyword, value) in enumerate(tags):
@@ -222,6 +238,8 @@ PLACES = [
     "A1.txt",
     "s/1.2.1.txt",
     "s/series/report.txt",
+    "s/series/Report.TXT",
+    "s/A1.Txt",
     "texts/2020/A1.txt",
     "texts/A1.TXT",
 ]

@@ -10,7 +10,8 @@ import io
 import os
 import struct
 import zlib
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -332,6 +333,13 @@ def is_companion(name: str) -> bool:
         return inner not in SLICES or (inner == "" and not path.stem.isdigit())
     names, suffixes = COMPANIONS
     return path.suffix[1:] in suffixes or path.name.split(".")[0] in names
+
+
+def compressed(paths: Iterable[Path]) -> list[DataError]:
+    """Make an error for each folder with compressed slices, which are not read."""
+    folders = Counter(path.parent for path in paths if path.suffix.lower() in PACKED and not is_companion(path.name))
+    text = "compressed file(s), which are not read: unpack them ('gunzip' those that end in .gz)"
+    return [DataError(f"{folder}: {n} {text}", reason="no-dicom") for folder, n in sorted(folders.items())]
 
 
 def not_dicom(source: Source) -> DataError:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fedtar_flare.core.errors import DataError, decoding
 from fedtar_flare.data.sources.reading import by_reason
-from fedtar_flare.imaging.readers.dicom_files import Source, is_companion, not_dicom, read_header
+from fedtar_flare.imaging.readers.dicom_files import Source, compressed, is_companion, not_dicom, read_header
 from fedtar_flare.imaging.readers.dicom_slices import PROJECTIONS, NotASlice, Slice, slices_of
 from fedtar_flare.imaging.readers.dicom_tags import first
 from fedtar_flare.imaging.readers.volume import Note
@@ -81,7 +81,8 @@ def scan(sources: Sequence[Source], where: str) -> tuple[list[Series], list[Data
     if not series:
         left_out += [error for _, error in unread]
         if not left_out:
-            raise DataError(f"{where}: no DICOM file among {len(sources)} file(s)", reason="no-dicom")
+            none = DataError(f"{where}: no DICOM file among {len(sources)} file(s)", reason="no-dicom")
+            raise next(iter(compressed(source.path for source in strays)), none)
         raise _refusal(left_out, where)
     patients = {slice_.patient_id for item in series.values() for slice_ in item.slices}
     if len(patients) > 1:
