@@ -197,18 +197,20 @@ def report_texts(folder: Path, round_: int | None = None, *, personal: bool = Tr
     """Read the rows that :func:`write_report_scores` wrote."""
     name = f"{REPORT_SCORES}{'*' if round_ is None else f'{round_:04d}'}.jsonl"
     sites = [folder] if any(folder.glob(name)) else sorted({file.parent for file in folder.glob(f"*/{name}")})
-    rows = []
+    rows, kinds, where = [], set(), str(folder)
     try:
         for site in sites:
-            for line in max(site.glob(name)).read_text(encoding="utf-8").splitlines():
+            file = max(site.glob(name))
+            for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+                where = f"{file}, line {number}"
                 rows.append(({"site": site.name} if site != folder else {}) | json.loads(line))
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"{folder}: {name} was changed or cut short ({error}); score the round again") from error
+                kinds.add(rows[-1]["personal"])
+    except (KeyError, ValueError, TypeError) as error:
+        raise ConfigError(f"{where}: it was changed or cut short ({error!r}); score the round again") from error
     if not rows or not all(isinstance(row.get(key), str) for row in rows for key in TEXTS):
         of = "" if round_ is None else f" of round {round_}"
         where = "a site's state of a run, <state>/<run id>/<site>, or a run of a comparison, <folder>/runs/<run>"
         raise ConfigError(f"{folder} holds no reports{of}: name {where}")
-    kinds = {row["personal"] for row in rows}
     return [row for row in rows if row["personal"] == personal or len(kinds) == 1]
 
 

@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import secrets
+import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -77,9 +78,10 @@ def write_reading(
     if cases < 1:
         raise ConfigError(f"--cases must be at least 1, not {cases}")
     chance, page = secrets.SystemRandom(), secrets.token_hex(8)
-    file = out or folder / f"{READING}{page}.html"
+    file, key_file = out or folder / f"{READING}{page}.html", folder / f"{READING}{page}.json"
+    images_folder = file.with_name(f"{READING}{page}")
     drawn = chance.sample(list(rows), min(cases, len(rows)))
-    images = _write_images(file.with_name(f"{READING}{page}"), drawn, *studies) if studies else [{} for _ in drawn]
+    images = _write_images(images_folder, drawn, *studies) if studies else [{} for _ in drawn]
     key, shown = [], []
     for row, of_case in zip(drawn, images, strict=True):
         draft, reference = (" ".join(plain(row[name]).split()) for name in ("text", "reference"))
@@ -88,11 +90,16 @@ def write_reading(
         key.append(Case(patient=patient, visit=visit, draft=side, sha256=digest))
         texts = {"a": draft, "b": reference} if side == "A" else {"a": reference, "b": draft}
         shown.append(texts | of_case | ({"visit": key[-1].visit} if visit_ids else {}))
-    write_json(folder / f"{READING}{page}.json", {"cases": [case.to_dict() for case in key]}, PRIVATE)
     script = Path(__file__).with_name("templates").joinpath("reading.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     html = render("reading.html", page=page, cases=shown, script=Markup(script), digest=Markup(digest))
-    return write_text(file, html, PRIVATE)
+    try:
+        write_json(key_file, {"cases": [case.to_dict() for case in key]}, PRIVATE)
+        return write_text(file, html, PRIVATE)
+    except BaseException:  # neither a key nor images stay without their page
+        key_file.unlink(missing_ok=True)
+        shutil.rmtree(images_folder, ignore_errors=True)
+        raise
 
 
 def _write_images(

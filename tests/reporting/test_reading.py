@@ -94,6 +94,9 @@ def test_images_lie_in_a_private_folder_under_names_that_tell_no_side(tmp_path):
                      for file in (tmp_path / "pages" / one[when], visits[i].image)]  # fmt: skip
             assert np.corrcoef(small)[0, 1] > 0.9
     assert len(list(folder.iterdir())) == 6
+    before = sorted(tmp_path.rglob("*"))
+    assert here("read", state, "--images", tmp_path / "manifest.csv", "-o", tmp_path / "pages")[0] == 1
+    assert sorted(tmp_path.rglob("*")) == before, "of a page that cannot be written, no key and no image stays"
     write_report_scores(state, 4, [row | {"reference": "Another."} for row in rows])
     assert "4 of 4 cases are not in it" in here("read", state, "--images", tmp_path / "manifest.csv")[2]
 
