@@ -91,12 +91,6 @@ def test_generate_with_the_shared_adapter_alone(results, a_study, tmp_path):
     assert written["status"] == DISCLAIMER and written["personal_part"] is False and written["text"] in out
 
 
-def test_generate_with_the_patient_s_own_part(results, site_state, a_study):
-    arguments = ["generate", a_study, "--adapter", results / "adapter", "--state", site_state, "--format", "json"]
-    assert json.loads(passing(*arguments, "--time-step", 1))["personal_part"] is True
-    assert "--time-step" in failing(*arguments)
-
-
 def test_generate_writes_a_structured_report_that_says_draft(results, a_study, tmp_path):
     passing("generate", a_study, "--adapter", results / "adapter", "--format", "sr", "-o", tmp_path / "sr")
     report, image = pydicom.dcmread(tmp_path / "sr"), pydicom.dcmread(sorted(a_study.iterdir())[0])

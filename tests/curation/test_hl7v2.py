@@ -79,7 +79,6 @@ FORCE = {
         [oru(), head(sent=LATER) + PID + obr(**CORRECTED) + obx("a", status="W")],
         [], {"withdrawn": 1, "superseded": 1}),
     "one result wrong": ([oru("a") + obx("b", status="W", first=2)], [], {"status-W": 1}),
-    "one result preliminary": ([oru("a") + obx("b", status="P", first=2)], [], {"status-P": 1}),
     "a deleted result": ([oru("a") + obx("b", status="D", first=2)], [a("a")], {}),
     "a correction of all results": (
         [PARTS, head(sent=LATER) + PID + obr(**CORRECTED) + obx("c", sub="1") + obx("d", sub="2", first=2, status="C")],

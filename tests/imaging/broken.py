@@ -22,7 +22,7 @@ from pydicom import dcmread
 from pydicom.dataset import Dataset
 from pydicom.encaps import encapsulate
 from pydicom.fileset import FileSet
-from pydicom.uid import DeflatedExplicitVRLittleEndian, ExplicitVRLittleEndian, JPEGBaseline8Bit, RLELossless
+from pydicom.uid import DeflatedExplicitVRLittleEndian, JPEGBaseline8Bit, RLELossless
 from refused import refused
 
 from fedtar_flare.imaging.readers.ct import read_ct
@@ -116,17 +116,11 @@ def under(syntax, content: bytes):
     return edit
 
 
-def as_raw_pixels(content: bytes) -> bytes:
-    """RLE under the name of raw pixels."""
-    old, new = RLELossless.encode(), ExplicitVRLittleEndian.encode()
-    return content.replace(old + b"\0" * (len(old) % 2), new.ljust(len(old) + len(old) % 2, b"\0"), 1)
-
-
-def packed(added=(), prefix="", method=zipfile.ZIP_DEFLATED, edit: Callable[[bytes], bytes] = bytes, of=None) -> Make:
+def packed(added=(), prefix="", method=zipfile.ZIP_DEFLATED, edit: Callable[[bytes], bytes] = bytes) -> Make:
     """A zip of a series and of what is added to it; ``edit`` changes its bytes."""
 
     def make(folder):
-        files = {f"{prefix}{item.name}": item.read_bytes() for item in sorted((of or series())(folder).iterdir())}
+        files = {f"{prefix}{item.name}": item.read_bytes() for item in sorted(series()(folder).iterdir())}
         with zipfile.ZipFile(folder / "s.zip", "w", method) as archive:
             for name, content in (files | dict(added)).items():
                 archive.writestr(name, content)
@@ -265,14 +259,12 @@ EMPTY_ITEMS = with_meta(b"\x08\x00\x10\x11SQ\0\0\xff\xff\xff\xff" + b"\xfe\xff\x
 """One sequence of undefined length, of many empty items."""
 
 
-def long_element(size, compressed=False, alone=False) -> Make:
+def long_element(size, alone=False) -> Make:
     """A series whose first slice holds a private element of this many bytes (sparse) before its pixels."""
 
     def edit(ds, i):
         ds.add_new(0x00430010, "LO", "MAKER")
         ds.add_new(0x00431001, "OB", b"HERE")
-        if compressed:
-            rle(ds)
 
     def make(folder):
         write_series(folder / "s", edit=edit)

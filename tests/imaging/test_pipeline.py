@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from make_dicom import trunk, write_series
 from monai.transforms import Compose
-from PIL import Image
 from refused import refused
 
 from fedtar_flare.core.errors import DataError
@@ -57,43 +56,7 @@ def test_dicom_and_nifti_of_one_volume_give_the_same_input(study, tmp_path):
     assert all(np.array_equal(out[key], other[key]) for key in ("image", "position_mm"))
 
 
-RNG = np.random.default_rng(8)
 SMOOTH = {"name": "GaussianSmoothd", "sigma": 1.0}
-
-
-@pytest.fixture(params=["ct", "oblique-ct", "radiograph", "photograph", "photograph-of-greys"])
-def kind(request, study, tmp_path):
-    """An image and its modality."""
-    if request.param == "ct":
-        return study, "ct"
-    if request.param == "oblique-ct":
-        angle = np.radians(15)
-        turn = np.array([[np.cos(angle), -np.sin(angle), 0], [np.sin(angle), np.cos(angle), 0], [0, 0, 1]])
-        affine = np.eye(4)
-        affine[:3, :3] = turn * (5.0, -4.0, 6.0)
-        nibabel.save(nibabel.Nifti1Image(trunk().transpose(2, 1, 0), affine), tmp_path / "volume.nii.gz")
-        return tmp_path / "volume.nii.gz", "ct"
-    size = (90, 70, 3) if request.param == "photograph" else (90, 70)
-    Image.fromarray(RNG.integers(0, 256, size, np.uint8)).save(tmp_path / "picture.png")
-    return tmp_path / "picture.png", request.param.partition("-")[0]
-
-
-def test_no_transform_can_be_taken_from_the_compose(kind, tmp_path, monkeypatch):
-    """What :func:`prepare` gives is the compose's; without any one transform it is another image, or none at all."""
-    path, modality = kind
-    whole = preparation(modality, CONFIG, [SMOOTH])
-    expected = whole({"image": str(path)})
-    whole_image = prepare(visit(path, modality), CONFIG, tmp_path / "cache", [SMOOTH])
-    for array, key, dtype in ((whole_image.image, "image", np.uint8), (whole_image.position_mm, "position_mm", "f4")):
-        assert np.array_equal(array, expected[key]) and array.dtype == expected[key].dtype == dtype
-    for i, left_out in enumerate(whole.transforms):
-        less = Compose([*whole.transforms[:i], *whole.transforms[i + 1 :]])
-        monkeypatch.setattr("fedtar_flare.imaging.transforms.preparation", lambda *_, less=less: less)
-        try:
-            image = prepare(visit(path, modality), CONFIG, tmp_path / f"without-{i}", [SMOOTH]).image
-        except Exception:
-            continue
-        assert not np.array_equal(image, expected["image"]), type(left_out)
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "flipped", "text"])
@@ -166,17 +129,6 @@ def test_a_cache_that_cannot_be_read_back_does_not_stop_the_run_and_names_nobody
     assert prepare(visit(study, pid="Miller"), CONFIG, tmp_path / "cache").image.shape == (4, 3, 16, 16)
     (entry,) = entries(tmp_path / "cache")
     assert "Miller" not in str(entry) and entry.parent.stat().st_mode & 0o077 == 0
-
-
-def test_a_cohort_without_the_studies_that_cannot_be_read(study, tmp_path):
-    write_series(tmp_path / "broken", trunk()[:3])
-    broken = visit(tmp_path / "broken", day=2), visit(tmp_path / "nowhere", day=3)
-    cohort = cohort_of(visit(study), *broken, **{"no-date": 1})
-    usable = prepare_cohort(cohort, CONFIG, tmp_path / "cache")
-    assert usable.rejected == {"no-date": 1, "too-few-slices": 1, "no-image": 1}
-    assert [len(p.visits) for p in usable.patients] == [1]
-    again = prepare_cohort(usable, CONFIG, tmp_path / "cache")
-    assert again.patients == usable.patients and again.rejected == usable.rejected
 
 
 def test_a_batch_touches_no_source_file(study, tmp_path):

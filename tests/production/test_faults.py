@@ -29,31 +29,10 @@ def job(exported):
 
 @pytest.fixture(scope="module")
 def quiet(federation, tmp_path_factory):
-    """The same job submitted twice, undisturbed, side by side: both last checkpoints."""
+    """The last checkpoint of the same job, undisturbed."""
     folder = tmp_path_factory.mktemp("quiet")
     recipe("quiet", 2, server={"step_time_limit": LIMIT}, **LONG).export(str(folder), byoc=False)
-    jobs = [federation.submit(folder / "quiet") for _ in range(2)]
-    results = [federation.completed(identity) for identity in jobs]
-    return [(last(folder), read_events(folder)) for folder in results]
-
-
-def test_the_same_job_twice_at_the_same_time_counts_nothing_twice(quiet):
-    (first, events), (second, _) = quiet
-    assert first.info["run_id"] != second.info["run_id"]
-    check_same(first, second)
-    assert [(event.round, event.step) for event in steps(events)] == [(1, 1), (1, 2), (2, 1), (2, 2)]
-    assert all(sorted(event.sites) == sorted(SITES) for event in steps(events))
-
-
-def test_a_site_s_job_process_that_dies_is_started_again_and_nothing_changes(federation, job, quiet):
-    identity = federation.submit(job("killed_once"))
-    in_step(federation, identity, "hospital-b", 1, 2)
-    before = federation.job_process("hospital-b", identity)
-    federation.kill(before)
-    wait_for("it is started again", lambda: federation.job_process("hospital-b", identity) not in (None, before))
-    results = federation.completed(identity)
-    assert all(sorted(event.sites) == sorted(SITES) for event in steps(read_events(results)))
-    check_same(last(results), quiet[0][0])
+    return last(federation.completed(federation.submit(folder / "quiet")))
 
 
 def check_went_on_without(federation, identity, site):
@@ -114,7 +93,7 @@ def test_a_site_whose_clock_is_a_day_ahead_and_that_has_a_later_patch_release_ch
         wait_for("its log is a day ahead", lambda: log.is_file() and tomorrow in log.read_text(errors="replace"))
         results = federation.completed(identity)
         assert all(sorted(event.sites) == sorted(SITES) for event in steps(read_events(results)))
-        check_same(last(results), quiet[0][0])
+        check_same(last(results), quiet)
         finding = next(f for f in diagnose(federation.sites["hospital-b"]) if f.check == "clock")
         assert finding.status == "WARN" and "ahead of the server's" in finding.text
         entries = json.loads(passing("audit", "--kit", federation.sites["hospital-b"], "--json"))["entries"]
@@ -156,7 +135,7 @@ def test_a_run_whose_job_ended_is_resumed_with_the_same_numbers(federation, job,
     kept = CheckpointFolder(federation.server / "fedtar_checkpoints" / identity).last()[0]
     assert kept.round == 1 and last(results).info["run_id"] == kept.info["run_id"]  # the same run, at the sites too
     assert [(event.round, event.step) for event in steps(read_events(results))] == [(2, 1), (2, 2)]
-    check_same(last(results), quiet[0][0])
+    check_same(last(results), quiet)
     assert (results / "adapter" / "adapter_model.safetensors").is_file()
 
 

@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from command import failing, passing
+from command import passing
 from kits import make_kit, make_kits
 from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.core.files import hashes
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.provision import kit as kits
 from fedtar_flare.provision.builder import KitBuilder
@@ -111,52 +110,6 @@ def check_site_policy(kit, resources, extra):
     for filters in ("task_result_filters", "task_data_filters"):
         (guard,) = scope[filters]
         assert guard["path"] == GUARD and guard["args"] == {"methods": list(default_names()), **extra}
-
-
-LOGGED = """
-import json, logging, sys
-from nvflare.fuel.utils.log_utils import apply_log_config
-from fedtar_flare.core.log_fields import POSITION
-apply_log_config(json.load(open(sys.argv[1])), sys.argv[2])
-logging.getLogger("a.b").warning("first")
-POSITION.update(run="r1", round=2, step=1, task="train")
-logging.getLogger("a.b").info("[identity=h, task_name=train]: second")
-"""
-
-
-def test_lines_of_log_json_say_run_round_step_and_task(provisioned, tmp_path):
-    for kit in ("hospital-a", "localhost"):
-        config = provisioned["project-localhost.yml"] / kit / "local" / "log_config.json.default"
-        assert kits.log_lines(json.loads(config.read_text())) == json.loads(config.read_text())
-        (folder := tmp_path / kit).mkdir()
-        subprocess.run([sys.executable, "-c", LOGGED, str(config), str(folder)], check=True, timeout=600)
-        first, second = map(json.loads, (folder / "log.json").read_text().splitlines())
-        assert [first[name] for name in ("message", "run", "round", "step", "task")] == ["first", *[None] * 4]
-        assert [second[name] for name in ("run", "round", "step", "task")] == ["r1", 2, 1, "train"]
-        assert (second["message"], second["fl_ctx"]) == ("second", "[identity=h, task_name=train]")
-        assert (folder / "log.txt").read_text().endswith(" - b - INFO - [identity=h, task_name=train] - second\n")
-    assert kits.log_lines(own := {"handlers": {"mine": {}}}) == own
-
-
-def test_a_certificate_is_renewed_as_the_security_page_says_and_no_other_changes(provisioned, tmp_path, repository):
-    before = provisioned["project-localhost.yml"]
-    shutil.copytree(before.parent, tmp_path / before.parent.name)
-    file = tmp_path / before.parent.name / "state" / "cert.json"
-    state = json.loads(file.read_text())
-    del state["hospital-a"]
-    file.write_text(json.dumps(state))
-    provision(repository / "provisioning" / "project-localhost.yml", tmp_path)
-    after = tmp_path / before.parent.name / "prod_01"
-    for name, renewed in (("hospital-a", True), ("hospital-b", False), ("lead@hub.org", False)):
-        for file in ("client.crt", "client.key"):
-            old, new = ((place / name / "startup" / file).read_bytes() for place in (before, after))
-            assert (old != new) == renewed
-    roots = [(place / "hospital-a" / "startup" / "rootCA.pem").read_bytes() for place in (before, after)]
-    assert roots[0] == roots[1]
-    kit = tmp_path / before.parent.name / "prod_00" / "hospital-a"
-    assert "CN=hospital-b" in failing("renew", after / "hospital-b", "--kit", kit)
-    assert "valid until" in passing("renew", after / "hospital-a", "--kit", kit)
-    assert hashes(kit / "startup") == hashes(after / "hospital-a" / "startup")
 
 
 def test_a_hospital_that_keeps_its_own_key_gets_the_same_kit(provisioned, tmp_path, repository):

@@ -15,12 +15,16 @@ from fedtar_flare.site.context import state_of
 pytestmark = [pytest.mark.production, pytest.mark.timeout(1800)]
 
 
+def site_file(table):
+    """Few patients, quick jobs."""
+    return whole(f"source: manifest\npath: {table}\npolicy: {{min_patients: 1, min_local_steps: 1}}\n")
+
+
 @pytest.fixture(scope="module")
 def hospitals(tmp_path_factory, repository):
     """A federation whose sites hold marked patients."""
-    files = plant(tmp_path_factory.mktemp("hospitals"), SITES)
-    folder = tmp_path_factory.mktemp("marked")
-    sites = {name: (files / f"{name}.yaml").read_text() for name in SITES}
+    folder, tables = tmp_path_factory.mktemp("marked"), tmp_path_factory.mktemp("hospitals")
+    sites = {name: site_file(plant(tables / f"{MARK}{name}")) for name in SITES}
     with running(repository / "provisioning" / "project-localhost.yml", folder, sites) as federation:
         yield federation
 
@@ -61,9 +65,7 @@ def test_a_failing_site_s_error_names_files_to_its_own_staff_alone(hospitals, ex
     site = hospitals.sites["hospital-b"]
     table = hospitals.folder / f"{MARK}bad.csv"
     table.write_text(f"{MARK}column\n{MARK}value\n")
-    (site / "local" / "fedtar.yaml").write_text(
-        whole(f"source: manifest\npath: {table}\npolicy: {{min_patients: 1, min_local_steps: 1}}\n")
-    )
+    (site / "local" / "fedtar.yaml").write_text(site_file(table))
     job = hospitals.submit(exported("failing"))
     (start,) = of_kind(read_events(hospitals.completed(job)), Start)
     assert start.sites == ["hospital-a"] and "hospital-b" in start.absent

@@ -42,15 +42,6 @@ def test_a_transform_that_the_site_allows_changes_what_training_sees_and_a_rando
     assert validation["plain"] == validation["noise"] != validation["smooth"] == validation["both"]
 
 
-@pytest.mark.parametrize("allowed", [[], ["Spacingd"]])
-def test_a_site_declines_a_transform_that_it_does_not_allow_and_prepares_nothing(tmp_path, site_files, allowed):
-    more = f"cache_dir: {tmp_path / 'cache'}\npolicy: {{transforms: {allowed}}}\n"
-    site_files.write_text(site_files.read_text() + more)
-    reply, weights = site_with(tmp_path, SMOOTH).handshake()
-    assert reply.status == "error" and weights is None and not (tmp_path / "cache").exists()
-    assert "declined by the site's policy: data.transforms GaussianSmoothd (not among this site's" in reply.reason
-
-
 def test_a_draft_is_written_of_what_training_saw(tmp_path):
     recipe = FedTARRecipe(
         preset="tiny", num_rounds=1, time_steps=1, model={"max_length": 16, "num_beams": 1}, training=TRAINING,

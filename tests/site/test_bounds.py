@@ -1,7 +1,6 @@
 """What a job may ask of a site: every bound is held against it, all at once, and every setting of a job has one."""
 
 import re
-import shutil
 import stat
 from dataclasses import replace
 from datetime import datetime
@@ -25,7 +24,7 @@ from fedtar_flare.methods.fedtar.config import PatientConfig
 from fedtar_flare.methods.fedtar.patient_lora import PatientLoRA
 from fedtar_flare.models.adapters.lora import add_lora, shared_state
 from fedtar_flare.models.build import build_model
-from fedtar_flare.models.config import TIMM_TARGETS, ModelConfig, asset, preset
+from fedtar_flare.models.config import TIMM_TARGETS, ModelConfig, preset
 from fedtar_flare.models.outline import outline
 from fedtar_flare.protocol.messages import MAX_TEXT
 from fedtar_flare.registry import names
@@ -34,7 +33,7 @@ from fedtar_flare.runtime.requirements import AdaptedModel
 from fedtar_flare.site import admission
 from fedtar_flare.site.admission import Declined, admit, breaches
 from fedtar_flare.site.cohort import load_cohort, site_key
-from fedtar_flare.site.site_file import SOURCES, Bounds, SiteConfig, default_bounds, load_site_config, read_site_file
+from fedtar_flare.site.site_file import Bounds, SiteConfig, default_bounds, load_site_config, read_site_file
 from fedtar_flare.testing import executor_of
 
 TABLES = yaml.safe_load(Path(__file__).with_name("bounds.yaml").read_text())
@@ -69,17 +68,6 @@ def test_layers_are_looked_at_although_the_model_is_not_the_site_s():
         asked(model={"encoder_name": "some-lab/some-model", "lora_targets": ["*.lm_head"]}), Bounds()
     )
     assert "not among" in foreign and NO_EMBEDDING in layer
-
-
-def test_what_a_site_names_may_come_and_nothing_else_is_taken_for_it(tmp_path):
-    bounds = Bounds(models={"start": tmp_path})
-    shutil.copy(asset("small", "tokenizer.json", "tokenizer"), tmp_path)
-    assert not breaches(asked(model={"weights": "start", "tokenizer": "start"}), bounds)
-    only(breaches(asked(model={"weights": "./start"}), bounds), "not among")
-    located = preset("tiny", weights="start", tokenizer="start").with_local_paths(bounds.models)
-    assert (located.weights, located.tokenizer) == (f"{tmp_path}/model.safetensors", f"{tmp_path}/tokenizer.json")
-    shipped = preset("small").with_local_paths({"small": tmp_path})
-    assert shipped.weights == "small", "the shipped model is always the shipped one"
 
 
 @settings(max_examples=30)
@@ -148,17 +136,6 @@ def test_layers_of_a_timm_encoder_may_be_adapted_but_not_its_embeddings():
         reach = AdaptedModel(config, LoRAConfig(exchange=exchange)).reach
         found = breaches(replace(asked(), reach=reach), bounds)
         assert bool(found) == bool(exchange) and all(NO_EMBEDDING in reason for reason in found)
-
-
-def test_bounds_that_are_looser_than_the_defaults_are_told():
-    assert Bounds().looser() == []
-    assert not Bounds(min_patients=9, max_rounds=3, max_learning_rate=0.01, models={"a": None}).looser()
-    loose = Bounds(min_patients=4, max_rounds=None, models_from="anywhere", max_learning_rate=0.2)
-    assert loose.looser() == ["max_learning_rate", "max_rounds", "min_patients", "models_from"]
-    for site in ({"simulated": True, "synthetic": False}, {"simulated": False, "synthetic": True}):
-        assert Bounds(**default_bounds(**site)).looser()
-    assert default_bounds(simulated=False, synthetic=False) == {}
-    assert not {"models_from", "max_seconds"} & set(default_bounds(simulated=False, synthetic=True))
 
 
 @pytest.fixture(autouse=True)
@@ -235,20 +212,6 @@ def test_a_manifest_becomes_a_cohort(manifest, tmp_path):
     assert {visit.report for visit in read.visits} == {"normal ."}
 
 
-def test_every_source_can_be_named_in_a_site_file(tmp_path):
-    for source in (s for s in SOURCES if s != "synthetic"):
-        config = read_site_file(write(tmp_path / "fedtar.yaml", source=source, path=".", options={"same_dy": "merge"}))
-        with pytest.raises(ConfigError, match=f"source '{source}': unknown option 'same_dy'; did you mean 'same_day'"):
-            cohort(config, tmp_path)
-
-
-def test_a_simulated_site_splits_by_its_name_whatever_the_seed(manifest, tmp_path):
-    config = SiteConfig(source="manifest", path=manifest, simulated=True)
-    assert cohort(config, tmp_path).samples("test") == cohort(config, tmp_path / "x").samples("test")
-    assert cohort(config, tmp_path).key == cohort(config, tmp_path, seed=1).key
-    assert not (tmp_path / "kit").exists()
-
-
 def test_excluded_patients_are_left_out_and_counted(manifest, tmp_path, caplog):
     (tmp_path / "withdrawn.txt").write_text("# since May\np3\n\n p7 \nnobody\n")
     manifest.write_text(manifest.read_text().replace("p7,", "p7^^^NORTH,"))
@@ -272,14 +235,6 @@ def test_the_key_is_secret_kept_and_checked(tmp_path):
         assert len(set(pool.map(site_key, [tmp_path / "at once"] * 16))) == 1
 
 
-@pytest.mark.parametrize("state_dir, where", [(None, "kit.fedtar_state"), ("state", "state")])
-def test_the_key_lies_with_the_state(manifest, tmp_path, state_dir, where):
-    config = SiteConfig(source="manifest", path=manifest, state_dir=state_dir and tmp_path / state_dir)
-    cohort(config, tmp_path)
-    assert [*tmp_path.rglob("fedtar.key")] == [tmp_path / where / "fedtar.key"], "not in the kit, which may be stolen"
-    assert stat.S_IMODE((tmp_path / where).stat().st_mode) == 0o700
-
-
 def test_the_policy_of_a_site_file_stands_over_the_defaults_of_such_a_site(tmp_path, manifest):
     real, place = {"source": "manifest", "path": "manifest.csv"}, tmp_path / "site.yaml"
     assert read_site_file(write(place, **real)).policy == Bounds()
@@ -293,12 +248,3 @@ def test_the_policy_of_a_site_file_stands_over_the_defaults_of_such_a_site(tmp_p
     simulated = config.replace(simulated=True)
     assert (simulated.policy, simulated.limits) == (config.policy, config.limits)
     assert read_site_file(write(place, source="synthetic", policy=policy)).policy.min_local_steps == 1
-
-
-def test_what_leaves_beyond_messages_is_the_site_s_own_choice():
-    for source, simulated, shares, expected in (
-        ("manifest", False, None, False), ("manifest", False, ["features"], True), ("manifest", True, None, True),
-        ("synthetic", False, None, True), ("synthetic", True, ["features"], True), ("synthetic", True, [], False),
-    ):  # fmt: skip
-        config = SiteConfig(source=source, path=Path("m.csv"), simulated=simulated, shares=shares)
-        assert config.shares_features is expected

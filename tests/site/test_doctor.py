@@ -172,6 +172,7 @@ FAULTS = {
     "a scope without a guard": (_change(PRIVACY, lambda c: c["scopes"].append(OPEN_SCOPE)), "site policy", FAIL),
     "a filter behind the guard": (_result_filter(SVT, 9), "site policy", FAIL),
     "a method that is not installed": (_guards(methods=["fedtar", "fedtra"]), "methods", WARN),
+    "a method with a caution": (_guards(methods=["fedtar", "scaffold"]), "methods", WARN),
     "no method": (_guards(methods=[]), "methods", FAIL),
     "no list of methods": (_guards(), "methods", FAIL),
     "a method that is no list": (_guards(methods="fedtar"), "site policy", FAIL),
@@ -203,21 +204,15 @@ def test_each_fault_is_found_and_has_a_cure(kit, fault):
     assert worst(kit, check).status == status
 
 
-def test_the_allowed_methods_are_told_and_the_budget(kit, madeup):
-    _result_filter(PRIVACY_FILTER, 0, noise_multiplier=2.0)(kit)
-    assert "epsilon 0 of 10" in worst(kit, "differential privacy").text
-    assert "madeup" not in worst(kit, "methods").text
-    _guards(methods=["fedtar", "scaffold"])(kit)
-    assert worst(kit, "methods").status == WARN and "means of gradients" in worst(kit, "methods").text
-
-
 def test_the_bounds_of_jobs_are_told_and_what_is_looser_than_need_be(kit, tmp_path):
     file, plain = kit / "local" / "fedtar.yaml", (kit / "local" / "fedtar.yaml").read_text()
-    loose = "{min_patients: 3, max_rounds: null, models_from: hub, approval: required}"
+    loose = "{min_patients: 3, max_rounds: null, models_from: hub, approval: required, max_learning_rate: 0.2}"
+    tighter = "{min_patients: 9, max_rounds: 3, max_learning_rate: 0.01, models: {a: null}}"
     for policy, status, text in (
         ("{}", OK, "min_patients 5, min_local_steps 4"),
+        (tighter, OK, "min_patients 9"),
         ("{models: {start: /nowhere/start}}", FAIL, "start"),
-        (loose, WARN, "Looser than the defaults: max_rounds, min_patients, models_from"),
+        (loose, WARN, "Looser than the defaults: max_learning_rate, max_rounds, min_patients, models_from"),
     ):
         file.write_text(plain)
         add_to_site_file(kit, f"policy: {policy}")

@@ -187,20 +187,6 @@ def test_scores_are_told_of_one_set_of_weights_at_one_place_of_a_run(trained):
     assert closed.status == "ok" and not {"scores", "scores_generic"} & set(closed.payload)
 
 
-def test_an_update_of_too_few_patients_does_not_leave(trained):
-    data = {"synthetic_patients": 16, "min_cell": 2}
-    lone = Hospital(trained.folder, training={"local_steps": 1, "batch_size": 1}, data=data)
-    _, w = lone.handshake("lone")
-    before = trained.state("lone").versions()
-    reply, update = lone.train(w, 1, 1, "lone")
-    assert reply.status == "abstain" and update is None and "fewer than 2 patients" in reply.reason
-    assert trained.state("lone").versions() == before
-    lone = Hospital(trained.folder, training={"local_steps": 4, "batch_size": 1}, data=data)
-    reply, update = lone.train(w, 1, 1, "lone")
-    assert reply.status == "ok" and update and {"train_loss", "samples"} <= set(reply.numbers)
-    assert reply.numbers["samples"] % 2 == 0
-
-
 def full(*_, **__):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from flare_context import A, B, context, message, read, shareable, task_header
+from flare_context import A, B, context, message, read, task_header
 from hypothesis import given
 from hypothesis import strategies as st
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
@@ -20,14 +20,10 @@ from fedtar_flare.core.files import locked
 from fedtar_flare.protocol.contract import Field
 from fedtar_flare.protocol.exchange import euclidean_norm, lowered, padded, sent_shapes
 from fedtar_flare.protocol.messages import ABSTAIN, ERROR, OK
-from fedtar_flare.record.events import Step
-from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.site.accountant import Ledger, composed_mu, delta_of, epsilon_of
 from fedtar_flare.site.context import state_of
 from fedtar_flare.site.guard import OutboundGuard
 from fedtar_flare.site.privacy import GaussianPrivacy
-from fedtar_flare.testing import FunctionFederation, QuadraticSite
-from fedtar_flare.testing import random_pair as pair
 
 NEVER = 1e-9
 """Chance of right noise, which is drawn anew in each run, to be refused."""
@@ -173,26 +169,6 @@ def test_bad_settings_fail_when_built():
     for name, value in wrong.items():
         with pytest.raises(ConfigError, match=name):
             GaussianPrivacy(**{name: value})
-
-
-def test_a_site_with_privacy_and_one_without_finish_a_run_together(tmp_path):
-    """The controller goes on with a noisy site, and with the other alone once that site's budget is spent."""
-    three = (epsilon_of(3**0.5 / 2, 1e-5) + epsilon_of(1.0, 1e-5)) / 2  # of the run's four updates
-    privacy = GaussianPrivacy(clip_norm=0.05, noise_multiplier=2.0, max_epsilon=three)
-    plain, site = (QuadraticSite(name, [pair(n), pair(n + 1)], validation=pair(3)) for name, n in (("b", 1), ("a", 4)))
-
-    def noisy(task, header, weights):
-        reply, tensors = site(task, header, weights)
-        kind = ParamsType.DIFF if task == "train" else ParamsType.FULL
-        ctx = context(tmp_path / "kit", task, header=header)
-        return read(privacy.process(shareable(tensors, kind, reply.to_meta()), ctx))
-
-    settings = {"num_rounds": 2, "time_steps": 2, "update_norm_limit": 1e6}
-    federation = FunctionFederation(tmp_path / "server", {"a": noisy, "b": plain}, **settings)
-    federation.run()
-    steps = of_kind(read_events(tmp_path / "server" / "fedtar"), Step)
-    assert not federation.panics and [sorted(step.sites) for step in steps] == [["a", "b"]] * 3 + [["b"]]
-    assert "budget spent" in steps[-1].abstained["a"]
 
 
 def learnt(tmp_path, tensors, privacy, numbers=None, payload=None, **reply):
