@@ -22,7 +22,7 @@ LONGEST = (
     "test_paper_tables.py",
     "test_faults.py",  # of those of production, and of the slow ones
     "test_first_command.py",
-    "test_killed_methods.py",
+    "test_methods.py",
     "test_shipped_job.py",
     "test_a_run_and_after.py",
     "test_conformance.py",

@@ -1,19 +1,13 @@
 """A FLARE context as a site's filters and executor get it, and messages of this package."""
 
-import json
-
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from fedtar_flare.methods.fedtar.executor import PatientAdaptiveExecutor
 from fedtar_flare.protocol.messages import OK, Reply, TaskHeader, ok, version
 from fedtar_flare.runtime.in_process import site_context
 from fedtar_flare.runtime.site_executor import SiteExecutor
-from fedtar_flare.site.approval import CLIENT_CONFIG
 from fedtar_flare.site.audit import HEADER_PROP
-from fedtar_flare.testing.hospital import task_message, write_workflow
-
-__all__ = ["A", "B", "Recorder", "context", "message", "put_app", "read", "shareable", "task_header", "write_workflow"]
+from fedtar_flare.testing.hospital import task_message
 
 A, B = "base_model.model.x.lora_A.weight", "base_model.model.x.lora_B.weight"
 
@@ -33,16 +27,6 @@ def context(workspace, task="train", run_id="run", simulated=False, header=None,
     made = site_context(workspace, task, task_message(header, sent), simulated=simulated, **others)
     made.set_prop(HEADER_PROP, header, private=True, sticky=False)
     return made
-
-
-def put_app(app, settings):
-    """An app of FedTAR as FLARE puts it at a site, as far as another process reads it."""
-    (app / "config").mkdir(parents=True, exist_ok=True)
-    path = f"{PatientAdaptiveExecutor.__module__}.{PatientAdaptiveExecutor.__qualname__}"
-    executor = {"path": path, "args": {"preset": "tiny", "settings": settings}}
-    content = {"format_version": 2, "executors": [{"tasks": ["*"], "executor": executor}]}
-    (app / CLIENT_CONFIG).write_text(json.dumps(content))
-    write_workflow(app, num_rounds=9, time_steps=2)
 
 
 def message(

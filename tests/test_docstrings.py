@@ -29,10 +29,6 @@ TREES = dict(trees())
 CLASSES = {node.name: node for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
 
 
-def room(module):
-    return module.split(".")[1] if "." in module else ""
-
-
 def listed(tree):
     """What ``__all__`` lists."""
     for node in tree.body:

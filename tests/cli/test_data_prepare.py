@@ -4,7 +4,6 @@ import errno
 import json
 import os
 import resource
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -12,11 +11,8 @@ from command import passing
 from kits import make_kit, write_radiographs
 
 from fedtar_flare.cli.main import main
-from fedtar_flare.core.errors import DataError
 from fedtar_flare.imaging import pipeline
-from fedtar_flare.protocol.messages import TaskHeader
-from fedtar_flare.site.site_file import load_site_config
-from fedtar_flare.testing import executor_of
+from fedtar_flare.testing import Hospital
 
 
 @pytest.fixture
@@ -30,14 +26,10 @@ def sites(tmp_path, monkeypatch):
     return tmp_path
 
 
-def opened_by_a_job(sites):
-    """The cohort that the executor opens at the handshake."""
-    site = SimpleNamespace(name="hospital", workspace=sites, simulated=True, limit=lambda seconds: None)
-    site.state_root = lambda configured: sites / "state"
-    header = TaskHeader("fedtar", "20260101-000000-aaaa", round=0, step=0, rounds=1, time_steps=2, after="0000-00")
-    executor = executor_of("fedtar", preset="tiny", model={"slices": 1})
-    config = load_site_config("hospital", workspace=sites, simulator=True)
-    return executor._open("handshake", header, {}, site, config, 1).cohort
+def handshake(sites):
+    """The hospital after a job's handshake, and its answer."""
+    hospital = Hospital(sites, name="hospital", fresh=False, model={"slices": 1}, data={})
+    return hospital, hospital.handshake()[0]
 
 
 def prepare(*more):
@@ -50,7 +42,7 @@ def test_the_handshake_computes_nothing_and_a_bad_study_is_counted(sites, monkey
     assert counts["prepared"] == 4 and counts["there"] == 0 and counts["left_out"][reason] == 1
 
     monkeypatch.setattr(pipeline, "_compute", lambda *_: pytest.fail("an image is computed at the handshake"))
-    cohort = opened_by_a_job(sites)
+    cohort = handshake(sites)[0].executor.strategy.learner.cohort
     assert len(cohort.visits) == 4 and cohort.rejected == {reason: 1}
     assert not list(sites.rglob("*.key"))
 
@@ -89,10 +81,9 @@ def test_a_full_disk_stops_the_work_instead_of_leaving_studies_out(sites, capfd,
 def test_a_job_trains_on_nothing_where_images_cannot_be_kept(sites, monkeypatch, full):
     if full:
         error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        monkeypatch.setattr("fedtar_flare.core.files.os.fsync", Mock(side_effect=error))
+        monkeypatch.setattr("fedtar_flare.imaging.cache.write_bytes", Mock(side_effect=error))
     else:
         (sites / "cache").write_text("a file in its place")
-    with pytest.raises(DataError) as caught:
-        opened_by_a_job(sites)
-    assert caught.value.reason == ("disk-full" if full else "not-writable")
-    assert ("disk is full" in caught.value.public) is full and str(sites) not in caught.value.public
+    reply = handshake(sites)[1]
+    assert reply.status == "error" and str(sites) not in reply.reason
+    assert ("disk is full" in reply.reason) is full

@@ -85,8 +85,6 @@ def nested(levels):
 IMAGE = item("IMAGE", relation="INFERRED FROM")
 TREES = {
     "below a heading of reports": (findings(item("TEXT", "Lung", TEXT)), f"Findings\nLung: {TEXT}"),
-    "a property": (item("CODE", "Finding", "Effusion", absent("HAS PROPERTIES")),
-                   "Finding: Effusion (Presence of finding: Absent)"),
     "a modifier of a container": (item("CONTAINER", "Effusion", "", absent(MOD)),
                                   "Effusion (Presence of finding: Absent)"),
     "within a container that is no heading of reports": (

@@ -170,15 +170,6 @@ def test_radiographs(tmp_path, monkeypatch, name):
         read_radiograph(path)
 
 
-def test_the_header_of_a_radiographs_pixels(tmp_path):
-    headers = [*({"vr": vr} for vr in mk.OTHER_VRS), *({"length": n} for n in (0, 2400, 4798, 4802))]
-    content = radiograph()(tmp_path).read_bytes()
-    for header in headers:
-        changed = mk.file("f.dcm", mk.stating(**header, right=4800)(content))(tmp_path)
-        with refused(mk.HEADER):
-            read_radiograph(changed)
-
-
 @pytest.mark.parametrize("vr", [b"FL", b"FD", b"AT", b"SQ", b"US", b"DA", b"UN"])
 def test_a_value_of_a_wrong_vr_is_refused_or_read_right(tmp_path, vr):
     view = Sequence([dataset(CodeMeaning="postero-anterior")])

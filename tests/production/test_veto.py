@@ -1,12 +1,14 @@
-"""What people see of a running job and do to it: an administrator watches; a hospital pauses and takes part again."""
+"""What people see and do: an administrator watches, a hospital pauses, takes part again and renews its certificate."""
 
 import json
+import re
 import subprocess
 
 import pytest
 from command import fedtar, passing
 from federation_process import BIN, SITES, wait_for
 
+from fedtar_flare.core.files import hashes
 from fedtar_flare.record.events import End, Step
 from fedtar_flare.record.log import of_kind, read_events
 
@@ -78,3 +80,28 @@ def check_seen(seen, identity):
     for entry in progress:
         assert entry["task"] in ("handshake", "train", "close_round") and sorted(entry["sites"]) == sorted(SITES)
         assert all(0 < alpha < 1 for alpha in entry["numbers"]["alpha"]) and entry["time_steps"] == 2
+
+
+def end_of(federation, site):
+    """When the site's certificate ends, as the lead is told."""
+    gauges = federation.folder / "status.prom"
+    passing("status", "--kit", federation.kits / "lead@hub.org", "--prometheus", gauges)
+    (end,) = re.findall(rf'fedtar_certificate_end_seconds{{site="{site}"}} (\S+)', gauges.read_text())
+    return float(end)
+
+
+def test_a_renewed_site_is_taken_in_and_its_new_end_is_told(federation):
+    site, kit = "hospital-b", federation.sites["hospital-b"]
+    before, local = end_of(federation, site), hashes(kit / "local")
+    file = federation.kits.parent / "state" / "cert.json"
+    state = json.loads(file.read_text())
+    del state[site]
+    file.write_text(json.dumps(state))
+    project, workspace = federation.folder / "project.yml", federation.kits.parents[1]
+    done = federation.command("provision", "-p", project, "-w", workspace, "--force")
+    assert done.returncode == 0, done.stdout + done.stderr
+    passing("renew", federation.kits.parent / "prod_01" / site, "--kit", kit)
+    assert hashes(kit / "local") == local and end_of(federation, site) == before, "it runs on with the one before"
+    federation.kill_site(site)
+    federation.start(site)
+    assert end_of(federation, site) > before

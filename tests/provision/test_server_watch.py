@@ -20,7 +20,6 @@ from nvflare.fuel.hci.conn import Connection
 from nvflare.private.defs import CellMessageHeaderKeys, ClientType
 from nvflare.private.fed.server import training_cmds
 from nvflare.private.fed.server.client_manager import ClientManager
-from nvflare.private.fed.server.server_engine import ServerEngine
 from nvflare.private.fed.server.training_cmds import TrainingCommandModule
 
 from fedtar_flare.provision import logins
@@ -46,20 +45,6 @@ def submit(manager, connected=(), **meta):
 def manager(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     return KitJobManager(sites=SITES)
-
-
-@pytest.mark.parametrize(
-    ("job", "begun", "asked"), [("fedtar_flare.x.Y", False, 0), ("fedtar_flare.x.Y", True, 1), ("other.Y", False, 1)]
-)
-def test_a_job_s_process_is_asked_how_far_it_is_once_its_controller_is_there(manager, tmp_path, job, begun, asked):
-    config = tmp_path / "job-1" / "app_server" / "config"
-    config.mkdir(parents=True)
-    (config / "config_fed_server.json").write_text(json.dumps({"workflows": [{"path": job}]}))
-    if begun:
-        (tmp_path / "job-1" / "fedtar").mkdir()
-    sent = []
-    engine = SimpleNamespace(send_command_to_child_runner_process=lambda **command: sent.append(command) or {"a": 1})
-    assert ServerEngine.show_stats(engine, "job-1") == ({"a": 1} if asked else {}) and len(sent) == asked
 
 
 UNKNOWN = "no site 'hospital-x'; it has hospital-a, hospital-b"

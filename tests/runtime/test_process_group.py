@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 from federation_process import wait_for
-from flare_context import put_app
 from hospital_site import write_site_files
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
 
 from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.protocol.messages import version
 from fedtar_flare.registry import names
 from fedtar_flare.site.state import ReadOnlyState
@@ -70,8 +70,9 @@ def site_of(tmp_path, home, monkeypatch):
         file = tmp_path / "sites" / "site-1.yaml"
         file.write_text(f"source: synthetic\nstate_dir: {tmp_path / f'state-{processes}'}\nprocesses: {processes}\n")
         training = {"local_steps": local_steps, "batch_size": 5}
-        put_app(tmp_path / "app", settings := {"data": {"synthetic_patients": 16}, "training": training})
-        made.append(Hospital(tmp_path / "kit", fresh=False, app=tmp_path / "app", preset="tiny", **settings))
+        settings = {"preset": "tiny", "data": {"synthetic_patients": 16}, "training": training}
+        FedTARRecipe(name="job", num_rounds=9, time_steps=2, **settings).export(str(tmp_path), byoc=False)
+        made.append(Hospital(tmp_path / "kit", fresh=False, app=tmp_path / "job" / "app", **settings))
         return made[-1]
 
     yield make

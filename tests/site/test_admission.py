@@ -1,10 +1,9 @@
 """A site and a job that asks too much: it is declined before a file of the site's data is opened, and nothing leaks."""
 
-import http.server
 import json
 import shutil
+import socket
 import sys
-import threading
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -12,7 +11,6 @@ from types import SimpleNamespace
 import huggingface_hub
 import pytest
 import torch
-from flare_context import write_workflow
 from huggingface_hub import constants
 from kits import make_kit
 
@@ -29,6 +27,7 @@ from fedtar_flare.protocol.messages import ABSTAIN, ERROR, OK
 from fedtar_flare.site.admission import admit
 from fedtar_flare.site.site_file import Bounds
 from fedtar_flare.testing import Hospital
+from fedtar_flare.testing.hospital import write_workflow
 
 ATTACK = {
     "model": {"lora_targets": ["decoder.lm_head"]},
@@ -177,44 +176,36 @@ def test_a_job_names_a_model_and_the_site_says_where_it_is(tmp_path, home, monke
     assert reply.payload["model"]["config"]["weights"] == "start"
     assert "models-of-the-hospital" not in json.dumps(reply.to_meta())
     assert constants.is_offline_mode(), "before any model is loaded"
+    assert preset("small").with_local_paths({"small": folder}).weights == "small", "the shipped one"
     for other in (str(folder / "model.safetensors"), "models-of-the-hospital", "."):
         reply, w = Hospital(tmp_path, model={"weights": other}).handshake()
         assert reply.status == ERROR and "not among this site's models" in reply.reason and w is None
 
 
 @pytest.fixture
-def hub(monkeypatch, online):
-    """The calls that a hub on this machine gets, which has nothing."""
-    calls = []
+def called(monkeypatch, online):
+    """The machines that this process asks for; there is none."""
+    names = []
 
-    class Hub(http.server.BaseHTTPRequestHandler):
-        def do_HEAD(self):
-            calls.append(self.path)
-            self.send_error(404)
+    def nobody(name, *_, **__):
+        names.append(name)
+        raise OSError("there is no network")
 
-        do_GET = do_HEAD
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    address = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setattr(constants, "ENDPOINT", address)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(socket, "getaddrinfo", nobody)
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     constants.HF_HUB_OFFLINE = False
-    yield calls
-    server.shutdown()
-    server.server_close()
+    return names
 
 
 @pytest.mark.parametrize("allowed", [True, False])
-def test_a_site_calls_no_hub_unless_it_has_said_so(hub, tmp_path, allowed):
+def test_a_site_calls_no_hub_unless_it_has_said_so(called, tmp_path, allowed):
     """The job names a model that the site knows by name and does not have."""
     names = {"decoder_name": f"nobody/nothing-{allowed}", "tokenizer": "decoder"}
     hospital = Hospital(tmp_path, **HARMLESS, model=names)
     bounds = Bounds(models={names["decoder_name"]: None}, models_from="hub" if allowed else "list")
     with pytest.raises(ConfigError, match="could not be fetched"):
         admit(hospital.executor.strategy.request(3, 3), bounds)
-    assert bool(hub) is allowed
+    assert bool(called) is allowed
 
 
 def test_weights_that_timm_has_at_an_address_of_its_own_are_not_fetched_either(monkeypatch, online):

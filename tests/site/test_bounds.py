@@ -226,6 +226,7 @@ def test_the_key_is_secret_kept_and_checked(tmp_path):
     key = site_key(tmp_path)
     assert len(key) == 32 and site_key(tmp_path) == key and site_key(tmp_path / "other") != key
     assert stat.S_IMODE((tmp_path / "fedtar.key").stat().st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "other").stat().st_mode) == 0o700
     assert sorted(p.name for p in tmp_path.iterdir()) == ["fedtar.key", "other"]
     for wrong in ("no key", "00ff"):
         (tmp_path / "fedtar.key").write_text(wrong)

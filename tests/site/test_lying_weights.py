@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from flare_context import write_workflow
 from hospital_site import write_manifest_site
 
 from fedtar_flare.core.draws import derived_seed
@@ -16,6 +15,7 @@ from fedtar_flare.protocol.messages import TaskHeader, version
 from fedtar_flare.site.site_file import Bounds, load_site_config
 from fedtar_flare.site.state import MOST_REPEATS
 from fedtar_flare.testing import Hospital, task_of
+from fedtar_flare.testing.hospital import write_workflow
 
 ROUNDS = 26
 STEPS, SIZE = 4, 4
