@@ -110,6 +110,7 @@ def test_generate_refuses_what_cannot_be_right(results, site_state, a_study, tmp
         ("--adapter nowhere", "nowhere is no adapter folder"), ("--stow http://127.0.0.1", "--format sr"),
     ):  # fmt: skip
         assert word in failing("generate", a_study, "--adapter", results / "adapter", *change.split())
+    assert "--time-step" in failing("generate", a_study, "--adapter", results / "adapter", "--state", site_state)
     other = tmp_path / "20200101-000000-aaaaaaaa" / "north"
     shutil.copytree(site_state, other)
     with_state = ("--adapter", results / "adapter", "--state", other, "--time-step", 1)

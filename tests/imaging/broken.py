@@ -259,12 +259,14 @@ EMPTY_ITEMS = with_meta(b"\x08\x00\x10\x11SQ\0\0\xff\xff\xff\xff" + b"\xfe\xff\x
 """One sequence of undefined length, of many empty items."""
 
 
-def long_element(size, alone=False) -> Make:
+def long_element(size, compressed=False, alone=False) -> Make:
     """A series whose first slice holds a private element of this many bytes (sparse) before its pixels."""
 
     def edit(ds, i):
         ds.add_new(0x00430010, "LO", "MAKER")
         ds.add_new(0x00431001, "OB", b"HERE")
+        if compressed:
+            rle(ds)
 
     def make(folder):
         write_series(folder / "s", edit=edit)

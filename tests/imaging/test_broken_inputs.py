@@ -153,6 +153,7 @@ CT: dict[str, tuple] = {
     "a sequence of empty items": ("unreadable", mk.zeros(0x200000, mk.EMPTY_ITEMS)),
     "a private element of 1.5 GiB": ("too-large", mk.long_element(3 << 29, alone=True)),
     "a private element of 600 MiB": (Right(), mk.long_element(600 << 20)),
+    "a private element of 600 MiB beside RLE": (Right(), mk.long_element(600 << 20, compressed=True)),
     "a deflated dataset of zeros": ("too-large", mk.deflated_zeros()),
     "the same without a preamble": ("too-large", mk.deflated_zeros(preamble=False)),
     "a zip": (Right(), mk.packed()),
@@ -221,15 +222,6 @@ CT: dict[str, tuple] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CT)
-def test_ct(tmp_path, monkeypatch, name):
-    monkeypatch.setattr(dicom_files, "ELEMENT_READS", 20_000)
-    folder = tmp_path / "some" / "where" / "deep"
-    folder.mkdir(parents=True)
-    check_ct(folder, *CT[name])
-    assert sorted(tmp_path.iterdir()) == [tmp_path / "some"]  # nothing is unpacked
-
-
 OTHER_LENGTHS = (0, mk.BYTES // 4, mk.BYTES // 2, mk.BYTES - 2, mk.BYTES + 1, mk.BYTES + 2, mk.BYTES + 38, 1 << 31)
 IMPLICIT = syntax(ImplicitVRLittleEndian)
 
@@ -258,9 +250,13 @@ PIXEL_HEADERS = {
 """The pixel data have one VR and one length; anything else would put other bytes where the pixels should be."""
 
 
-@pytest.mark.parametrize("name", PIXEL_HEADERS)
-def test_the_header_of_the_pixels(tmp_path, name):
-    check_ct(tmp_path, *PIXEL_HEADERS[name])
+@pytest.mark.parametrize("name", CT | PIXEL_HEADERS)
+def test_ct(tmp_path, monkeypatch, name):
+    monkeypatch.setattr(dicom_files, "ELEMENT_READS", 20_000)
+    folder = tmp_path / "some" / "where" / "deep"
+    folder.mkdir(parents=True)
+    check_ct(folder, *(CT | PIXEL_HEADERS)[name])
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "some"]  # nothing is unpacked
 
 
 def test_the_sites_limits_hold(tmp_path):

@@ -6,7 +6,7 @@ import broken as mk
 import numpy as np
 import pytest
 from broken import Right, check_ct
-from make_dicom import ORIGIN, another_series, chest, drop, name_of, only, put, then, write_series
+from make_dicom import ORIGIN, another_series, chest, drop, name_of, only, put, then, trunk, write_series
 from refused import refused
 
 from fedtar_flare.imaging.pipeline import NOT_REMEMBERED
@@ -53,6 +53,11 @@ ORDER = {
     "numbered": (Right(), mk.series(numbered())),
     "numbered from the head": (Right(), mk.series(numbered(sign=-1))),
     "reconstructed every 1 mm, 2.5 thick": (Right((), 1), mk.series(numbered(sign=-1, step=1, SpacingBetweenSlices=1))),
+    "the same, two swapped": ("contradicting-order", mk.series(numbered(swapped(4, 5), -1, 1, SpacingBetweenSlices=1))),
+    "the same, two swapped, without locations": (
+        Right(("instance-order",), 1),
+        mk.series(numbered(swapped(4, 5), -1, 1, SpacingBetweenSlices=1, SliceLocation=None), chest()[swapped(4, 5)]),
+    ),
     "1 mm every 10 mm, as of old for the lungs": (
         Right((), 10),
         mk.series(lambda ds, i: at(i, 10, SliceThickness=1, SpacingBetweenSlices=10, InstanceNumber=i + 1)(ds)),
@@ -66,6 +71,9 @@ ORDER = {
     "rounded positions": (Right((), 0.625), mk.series(lambda ds, i: at(1, round(i * 0.625, 1))(ds))),
     "a tilt and uneven gaps": (
         "uneven-spacing", mk.series(lambda ds, i: put(ImagePositionPatient=[i / 2, 0, i * 2.5 + (i > 5) * 1.2])(ds)),
+    ),
+    "rows and columns swapped in RLE": (
+        "wrong-pixel-count", mk.series(then(mk.rle, put(Rows=48, Columns=64)), trunk()[:, :, 8:56]), "48 columns",
     ),
     **{
         f"slices {i} and {j} swapped, numbered by {sign}{how}": case

@@ -158,12 +158,12 @@ def test_a_cohort_prepared_in_processes_is_the_same(study, tmp_path, monkeypatch
     write_series(tmp_path / "other", trunk()[::-1], spacing=(6.0, 5.0, 5.0))
     images = [study, tmp_path / "broken", tmp_path / "other", tmp_path / "nowhere"]
     visits = tuple(visit(image, day=day) for day, image in enumerate(images, start=1))
-    cohort = cohort_of(*visits)
+    cohort = cohort_of(*visits, **{"no-date": 1})
     alone = prepare_visits(visits, CONFIG, tmp_path / "alone", workers=1).cohort(cohort)
     for name in ("SERIAL_SECONDS", "WORTH_SECONDS"):
         monkeypatch.setattr(f"fedtar_flare.imaging.workers.{name}", -1.0)
     together = prepare_visits(visits, CONFIG, tmp_path / "together", workers=2).cohort(cohort)
-    assert alone.rejected == together.rejected == {"too-few-slices": 1, "no-image": 1}
+    assert alone.rejected == together.rejected == {"no-date": 1, "too-few-slices": 1, "no-image": 1}
     one, two = entries(tmp_path / "alone"), entries(tmp_path / "together")
     assert [e.relative_to(tmp_path / "alone") for e in one] == [e.relative_to(tmp_path / "together") for e in two]
     assert [e.read_bytes() for e in one] == [e.read_bytes() for e in two]

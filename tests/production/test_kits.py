@@ -128,7 +128,8 @@ def test_a_hospital_that_keeps_its_own_key_gets_the_same_kit(provisioned, tmp_pa
     request = hospital / "hospital-6" / "hospital-6.request.zip"
     assert not any("key" in name for name in zipfile.ZipFile(request).namelist())
     signed = hub / "hospital-6.signed.zip"
-    nvflare(hub, "cert", "approve", request, "-c", "ca", "--profile", files / "profile.yml", "--out", signed)
+    approve = ("cert", "approve", request, "-c", "ca", "--profile", files / "profile.yml", "--out", signed)
+    nvflare(hub, *approve)
     fingerprint = json.loads((hub / "ca" / "ca.json").read_text())["rootCA_fingerprint"]
     nvflare(hospital, "package", signed, "--request-dir", "hospital-6", "--fingerprint", fingerprint)
     kit = hospital / "workspace" / "fedtar" / "prod_00" / "hospital-6"
@@ -142,21 +143,7 @@ def test_a_hospital_that_keeps_its_own_key_gets_the_same_kit(provisioned, tmp_pa
     (state_of(kit) / "fedtar.key").write_text("the site's own")
     before = {path: path.read_bytes() for path in kit.parent.rglob("*") if path.is_file()}
     nvflare(hospital, "cert", "request", "-p", files / "hospital.yml", "--force")
-    lasts = ("--valid-days", 2000)  # the first lasts three years
-    nvflare(
-        hub,
-        "cert",
-        "approve",
-        request,
-        "-c",
-        "ca",
-        "--profile",
-        files / "profile.yml",
-        "--out",
-        signed,
-        "--force",
-        *lasts,
-    )
+    nvflare(hub, *approve, "--force", "--valid-days", 2000)  # the first lasts three years
     key = hospital / "hospital-6" / "hospital-6.key"
     assert "valid until" in passing("renew", signed, "--key", key, "--kit", kit)
     after = {path: path.read_bytes() for path in kit.parent.rglob("*") if path.is_file()}

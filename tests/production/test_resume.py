@@ -224,13 +224,8 @@ def test_the_next_period_is_a_job_with_another_bound_and_more_rounds_and_no_othe
 
 @pytest.mark.parametrize("begins", [None, "2019-07-01"])
 def test_a_simulation_goes_on_with_the_settings_that_it_had(tmp_path, begins, monkeypatch):
-    said = {
-        "num_rounds": 4,
-        "min_sites": 1,
-        "seed": 3,
-        "server": {"eta": 0.5},
-        "training": {"local_steps": 7},
-    } | PERIODS
+    said = PERIODS | {"num_rounds": 4, "min_sites": 1, "seed": 3}
+    said |= {"server": {"eta": 0.5}, "training": {"local_steps": 7}}
     results = tmp_path / "job" / "server" / "simulate_job" / "fedtar"
     shutil.copytree(exported(tmp_path / "export", **said) / "app", results.parent / "app_server")
     server_file = results.parent / "app_server" / "config" / "config_fed_server.json"

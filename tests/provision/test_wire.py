@@ -121,12 +121,8 @@ def test_a_stream_is_acknowledged_or_given_up_by_its_receiver_alone(monkeypatch,
 
 
 def test_every_cell_is_guarded_and_once(monkeypatch):
-    setters = (
-        "add_incoming_request_filter",
-        "set_message_interceptor",
-        "add_incoming_filter",
-        "add_outgoing_reply_filter",
-    )
+    kinds = ("incoming_request_filter", "incoming_filter", "outgoing_reply_filter")
+    setters = ["set_message_interceptor", *(f"add_{kind}" for kind in kinds)]
     made = []
     monkeypatch.setattr(CoreCell, "__init__", lambda self, name: None)
     for name in setters:

@@ -71,11 +71,7 @@ BLEU = {"n": 1, "bleu_4": 0.5}
 SHAPES = {f"t{i}": [1] for i in range(20_001)}
 ATTEMPTS = {
     "more tensors than any exchange": (TRAIN, update(lambda u: many(20_001)), "the limit is 20000"),
-    "more names than any schema": (
-        HANDSHAKE,
-        payload(schema=SHAPES),
-        "the limit is 20000",
-    ),
+    "more names than any schema": (HANDSHAKE, payload(schema=SHAPES), "the limit is 20000"),
     "weights that nobody asked for": (HANDSHAKE, update(lambda u: FOREIGN), "nobody had"),
     "a tensor more": (TRAIN, update(lambda u: {**u, "x": torch.ones(1)}), "not agreed on"),
     "a tensor less": (TRAIN, update(lambda u: dict(list(u.items())[1:])), "missing"),
@@ -105,11 +101,7 @@ ATTEMPTS = {
     "scores of a step more": (CLOSE_ROUND, payload(scores={"steps": {"3": {"n": 1}}}), "2 time steps"),
     "scores of names of its own": (CLOSE_ROUND, payload(scores={"all": {f"n{i}": 1 for i in range(999)}}), "2 time"),
     "many findings": (CLOSE_ROUND, payload(scores={"findings": {"new": FINDINGS}}), "2 time steps"),
-    "scores of reports for a finding": (
-        CLOSE_ROUND,
-        payload(scores={"findings": {"new": {"f": BLEU}}}),
-        "2 time steps",
-    ),
+    "scores of reports for a finding": (CLOSE_ROUND, payload(scores={"findings": {"new": {"f": BLEU}}}), "2 time"),
     "a certainty of its own": (CLOSE_ROUND, payload(scores={"certainty": {"51": [9, 9]}}), "counts of changes"),
     "more changes right than changes": (CLOSE_ROUND, payload(scores={"certainty": {"50": [8, 9]}}), "counts of"),
     "less than no change right": (CLOSE_ROUND, payload(scores={"certainty": {"50": [8, -1]}}), "counts of changes"),

@@ -48,17 +48,8 @@ def asked(name="tiny", rounds=3, time_steps=3, candidates=1, **groups):
     return replace(request, beams={**request.beams, "diagnosis.candidates": candidates})
 
 
-def only(reasons, words):
-    assert len(reasons) == 1 and words in reasons[0], reasons
-
-
-@pytest.mark.parametrize(("job", "words"), TABLES["declined"])
-def test_a_job_beyond_a_bound_is_declined_by_its_name(job, words):
-    only(breaches(asked(**job), Bounds()), words)
-
-
-@pytest.mark.parametrize(("bounds", "job", "words"), TABLES["own"])
-def test_a_site_sets_its_own_bounds(bounds, job, words):
+@pytest.mark.parametrize(("bounds", "job", "words"), [*([{}, *case] for case in TABLES["declined"]), *TABLES["own"]])
+def test_a_job_beyond_a_bound_of_the_defaults_or_of_the_site_s_own_is_declined_by_its_name(bounds, job, words):
     reasons = breaches(asked(**job), Bounds(**bounds))
     assert len(reasons) == bool(words) and all(words in reason for reason in reasons), reasons
 
@@ -96,7 +87,8 @@ def test_every_setting_of_a_job_has_a_bound_or_needs_none(group):
 def test_what_a_method_trains_for_itself_is_bounded_too_and_layers_without_end_are_no_model():
     rates = {1.0: "patient.lr 1 (at most 0.1)", 1e-12: "patient.lr 1e-12 (at least 1e-05)"}
     for patient, words in (({"components": 10**8}, "parameters "), *(({"lr": lr}, word) for lr, word in rates.items())):
-        only(breaches(asked(patient=patient), Bounds()), words)
+        (reason,) = breaches(asked(patient=patient), Bounds())
+        assert words in reason
         assert not breaches(asked(patient=patient | {"enabled": False}), Bounds())
     for wrong in ({"decoder_config": {"n_layer": 65}}, {"encoder_config": {"depth": [1, 32, 32]}}):
         with pytest.raises(ConfigError, match="64"):
@@ -242,6 +234,7 @@ def test_the_policy_of_a_site_file_stands_over_the_defaults_of_such_a_site(tmp_p
     assert read_site_file(write(place, **real), simulated=True).policy.models_from == "anywhere"
     synthetic = Bounds(**default_bounds(simulated=False, synthetic=True))
     assert read_site_file(write(place, source="synthetic")).policy == synthetic
+    assert (synthetic.models_from, synthetic.max_seconds) == ("list", Bounds().max_seconds), "the job is another's"
     policy = {"min_patients": 9, "max_rounds": None, "models": {"a": "models/a", "b": "/b", "c": None}}
     config = read_site_file(write(place, **real, policy=policy, limits={"voxels": 5}))
     models = {"a": tmp_path / "models" / "a", "b": Path("/b"), "c": None}

@@ -1,5 +1,6 @@
 """One run for each job, with the rounds and time steps of the job's own files, and one division of a site's data."""
 
+import json
 from dataclasses import replace
 from datetime import datetime, timedelta
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from hospital_site import T
 from kits import add_to_site_file, make_kit, write_radiographs
 
 from fedtar_flare.core.errors import ConfigError, FedTARError
+from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.site import job_records
 from fedtar_flare.site.admission import Declined
 from fedtar_flare.site.audit import read_audit
@@ -109,6 +111,21 @@ def test_cells_that_an_earlier_job_divided_otherwise_wait_for_the_site_s_word(as
     assert asked("run-b", "job-2", settings=settings, **header) == ""
     [audit] = kit.parent.rglob("approvals.jsonl")
     assert [entry["outcome"] for entry in read_audit([audit])] == ["released"]
+
+
+def test_staff_sees_beforehand_that_a_job_divides_data_otherwise_and_of_whom_it_has_scores(asked, kit, tmp_path):
+    def described(name, *options, **settings):
+        recipe = FedTARRecipe(name=name, preset="tiny", num_rounds=2, **{"time_steps": T} | settings)
+        recipe.export(tmp_path, byoc=False)
+        return passing("site", "describe", tmp_path / name, "--kit", kit, *options)
+
+    out = described("all", server={"unseen": ["hospital"]})
+    assert "scores are of all patients of this site, which never trains" in out and "DECLINES" not in out
+    assert "scores are of its test patients" in described("test", server={"unseen": ["x"]})
+    assert asked("run-a") == ""
+    assert "score all (so far test)" in described("all", server={"unseen": ["hospital"]})
+    beyond = json.loads(described("longer", "--json", time_steps=T + 1))["beyond"]
+    assert any(f"time_steps {T + 1} (so far {T})" in line for line in beyond)
 
 
 def test_each_data_set_has_a_division_of_its_own_and_a_damaged_record_stops(tmp_path):
