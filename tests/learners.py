@@ -38,9 +38,12 @@ def gradients(learner, samples):
     return loss, torch.cat([torch.zeros(p.numel()) if p.grad is None else p.grad.flatten() for p in trained])
 
 
-def fedmrg_learner(cohort, exchange=("encoder.*", "pooling.*", "projection.*", "diagnosis.*"), **settings):
+THETA = ("encoder.*", "pooling.*", "projection.*", "diagnosis.*")
+
+
+def fedmrg_learner(cohort, exchange=THETA, kind=FedMRGLearner, **settings):
     """A learner of FedMRG, with these settings of its training and of the method."""
     model = preset("tiny", max_length=24, num_beams=1)
     own = {name: settings.pop(name) for name in tuple(settings) if name in FedMRGConfig.model_fields}
     others = {"model": model.replace(lora_targets=decoder_targets(model.lora_targets)), "fedmrg": FedMRGConfig(**own)}
-    return learner_of(cohort, FedMRGLearner, exchange=exchange, **{"seed": 0} | others | settings)
+    return learner_of(cohort, kind, exchange=exchange, **{"seed": 0} | others | settings)

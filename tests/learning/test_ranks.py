@@ -14,11 +14,13 @@ from fedtar_flare.data.cells import Timeline
 from fedtar_flare.imaging.pipeline import prepare_cohort
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.ranks import ALONE
+from fedtar_flare.methods.fedmrg.learner import FedMRGLearner
 from fedtar_flare.methods.fedtar.learner import PatientLearner
 from fedtar_flare.methods.scaffold import PREFIX, ScaffoldConfig, ScaffoldLearner
 from fedtar_flare.synthetic.cohort import synthetic_cohort
 
 SCAFFOLD = ScaffoldConfig(optimizer="sgd")
+CONTRAST = {"local_steps": 2, "l2g_weight": 0.5, "g2l_weight": 0.5, "contrast_weight": 0.5}
 
 
 class Plain:
@@ -32,6 +34,12 @@ class PlainPatient(Plain, PatientLearner):
     def __init__(self, **others):
         super().__init__(**others)
         self.personal_optimizer = torch.optim.SGD(self.patient.parameters(), lr=0.1)
+
+
+class PlainFedMRG(Plain, FedMRGLearner):
+    def __init__(self, **others):
+        super().__init__(**others)
+        self.personal_optimizer = torch.optim.SGD(self.personal_parameters(), lr=0.1)
 
 
 class SmallMemory(Plain, ReportLearner):
@@ -59,7 +67,8 @@ def learner_of(folder, kind, ranks=ALONE, device="cpu", **training):
     whole = synthetic_cohort("site-1", folder=folder, patients=16, timeline=Timeline(2), seed=0)
     cohort = prepare_cohort(whole, learners.MODEL, folder / "prepared")
     more = {"scaffold": SCAFFOLD} if kind is ScaffoldLearner else {}
-    learner = learners.learner_of(cohort, kind, device=device, ranks=ranks, **{"batch_size": 5} | training, **more)
+    make = learners.fedmrg_learner if kind is PlainFedMRG else learners.learner_of
+    learner = make(cohort, kind=kind, device=device, ranks=ranks, **{"batch_size": 5} | training, **more)
     if kind is OneBadReport:
         learner.bad = cohort.samples("train", 1)[0].visit.visit_id
     return learner
@@ -79,7 +88,7 @@ def learnt(ranks, folder, kind, training, device="cpu"):
     with pytest.raises(FedTARError, match="different weights") if ranks.size > 1 else nullcontext():
         ranks.require_equal({"x": torch.ones(2) + ranks.rank * 1e-7})
     numbers = (trained.samples, trained.skipped_updates, trained.patients, trained.loss_patients, made)
-    losses = [trained.loss, checked.loss]
+    losses = [trained.loss, checked.loss, *trained.parts.get("loss_parts", {}).values()]
     arrays = {}
     for part, tensors in (("w", trained.update), ("private", learner.private()), ("gradient", checked.gradient)):
         arrays |= {f"{part} {name}": value.detach().float().cpu().numpy() for name, value in tensors.items()}
@@ -96,8 +105,9 @@ def folder(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "training"),
-    [(PlainPatient, {}), (SmallMemory, {}), (ScaffoldLearner, {"batch_size": 4, "micro_batch": 1})],
-)
+    [(PlainPatient, {}), (SmallMemory, {}), (ScaffoldLearner, {"batch_size": 4, "micro_batch": 1}),
+     (PlainFedMRG, CONTRAST), (PlainFedMRG, CONTRAST | {"batch_size": 1})],
+)  # fmt: skip
 def test_two_processes_learn_what_one_does(folder, kind, training):
     numbers, losses, expected, _, _ = learnt(ALONE, folder, kind, training)
     first, second = in_ranks(2, learnt, folder, kind, training)
