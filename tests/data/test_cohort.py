@@ -108,13 +108,6 @@ def test_unfit_timelines_are_refused():
             cohort(patients(2), **settings)
 
 
-def test_splits_do_not_depend_on_the_order_of_the_source():
-    one, other = cohort(patients()), cohort(patients()[::-1])
-    assert all(one.samples(split) == other.samples(split) for split in SPLITS)
-    assert sum(map(sum, one.counts().values())) == 160
-    assert sum(len({s.visit.patient_id for s in one.samples(split)}) for split in SPLITS) == 40, "one split each"
-
-
 @given(st.integers(1, 3), st.floats(0, 1))
 def test_a_cohort_until_a_step_validates_on_the_newest_visits_and_has_no_later_ones(step, share):
     made = cohort(patients(60, visits=3))
@@ -220,12 +213,6 @@ def test_merging_leaves_one_visit_a_day_and_every_text(studies):
             assert visit.report.split("\n") == list(dict.fromkeys(v.report for v in same))
             assert (visit.image, visit.acquired, visit.visit_id) == (same[0].image, same[0].acquired, same[0].visit_id)
             assert visit.age == next((v.age for v in same if v.age is not None), None)
-
-
-def test_a_report_that_cleaning_empties_is_left_out_by_reason():
-    reading = Reading("test", cleaning="r2gen-v1")
-    with refused("empty-report", "patient a, study s"):
-        reading.add(Visit("a", "s", EPOCHS[0], Path("i"), "... ___ .", "ct"), None)
 
 
 def test_studies_that_are_left_out_are_named_at_the_debug_level_only(tmp_path, caplog):

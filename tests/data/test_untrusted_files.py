@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedtar_flare.core.errors import DataError, FedTARError
-from fedtar_flare.core.files import MOST_BYTES, open_regular, read_bytes, read_json, read_tensors, read_text, read_yaml
+from fedtar_flare.core.files import MOST_BYTES, read_json, read_tensors, read_yaml
 from fedtar_flare.curation.report_sources import collect
 from fedtar_flare.curation.unpack import unpack
 from fedtar_flare.data.cells import read_key
@@ -158,12 +158,3 @@ def test_a_row_is_bounded_in_all_its_lines_and_cells_together(line, tmp_path):
     (tmp_path / "manifest.csv").write_text(HEAD + line)
     with pytest.raises(FedTARError, match="row 2"):
         read_manifest(tmp_path)
-
-
-def test_what_a_regular_file_holds_is_read_as_before(tmp_path):
-    (path := tmp_path / "a").write_bytes("\ufeffä\r\nb\rc".encode())
-    assert read_text(path) == path.read_text(encoding="utf-8-sig") and read_bytes(path) == path.read_bytes()
-    with open_regular(path) as file:
-        assert file.read() == path.read_bytes()
-    with pytest.raises(OSError, match="split"):
-        read_bytes(path, 3)

@@ -17,7 +17,6 @@ from fedtar_flare.metrics.clinical import clinical_score
 from fedtar_flare.metrics.grades import DEGREES, PARTS, claims, finding_changes, grade, statements
 from fedtar_flare.metrics.labeler import rule_labeler
 from fedtar_flare.metrics.registry import scores_of
-from fedtar_flare.metrics.reports import Reports
 from fedtar_flare.synthetic.reading import kind_labeler
 from fedtar_flare.synthetic.reports import GENERIC, STYLES, State, write_report
 from fedtar_flare.synthetic.vocabulary import FINDINGS, kind_of, side_of
@@ -179,11 +178,8 @@ def test_a_report_agrees_with_itself_and_normal_sentences_do_not_count(more):
 def test_findings_of_fewer_patients_than_a_cell_do_not_show(having):
     def score(rare):
         references = [rare] * having + ["Small left effusion."] * 20
-        n = len(references)
-        patients, nothing = [*map(str, range(n))], [frozenset()] * n
-        drafts = ["Left effusion. Left pneumothorax."] * n
-        made = Reports(patients, [0.0] * n, references, drafts, "chexpert-rules", [1.0] * n, *[nothing] * 4, min_cell=5)
-        return scores_of(made)["clinical_score"]
+        rows = [(f"{i}", 0, reference, "Left effusion. Left pneumothorax.") for i, reference in enumerate(references)]
+        return scores_of(reports(rows, min_cell=5))["clinical_score"]
 
     assert (score("Large pneumothorax.") == score("Clear lungs.")) is (having in range(5))
 

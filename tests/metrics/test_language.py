@@ -2,7 +2,6 @@
 
 import csv
 import math
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +10,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tables import cases
+from test_registry import reports
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.metrics import sentences as sentences_module
@@ -18,9 +18,8 @@ from fedtar_flare.metrics.agreement import label_counts
 from fedtar_flare.metrics.labeler import rule_labeler
 from fedtar_flare.metrics.language import clean, language_scores, language_statistics, mismatched_share
 from fedtar_flare.metrics.registry import scores_of
-from fedtar_flare.metrics.reports import Reports, TextLabeler
+from fedtar_flare.metrics.reports import TextLabeler
 from fedtar_flare.metrics.sentences import GAP, Phrasebook, readable, sentences
-from fedtar_flare.synthetic.reports import STYLES
 
 WORDS = ["lung", "clear", "no", "effusion", ".", "nodule", "1.5", "cm"]
 TOKENS = st.lists(st.sampled_from(WORDS), max_size=9)
@@ -118,29 +117,27 @@ def test_the_rules_read_english_alone():
     assert not any(map(readable, OTHERS)) and all(map(readable, ENGLISH))
 
 
-def reports(visits, min_cell=1):
-    nothing = [frozenset()] * len(visits)
-    patients, references, drafts = zip(*visits, strict=True)
+def scores(visits, min_cell=1):
     neural = TextLabeler("chexbert", lambda text: "p" * 14 if "effusion" in text.lower() else "b" * 14)
-    return Reports(patients, range(len(visits)), references, drafts, "chexpert-rules", [1.0] * len(visits),
-                   *[nothing] * 4, min_cell=min_cell, text_labeler=neural)  # fmt: skip
+    rows = [(patient, i, *texts) for i, (patient, *texts) in enumerate(visits)]
+    return scores_of(reports(rows, min_cell=min_cell, text_labeler=neural))
 
 
 @pytest.mark.parametrize("draft", ["Small left effusion. Unchanged edema.", "Kleiner Erguss.", "右肺", ""])
 @pytest.mark.parametrize("reference", OTHERS[:3] + OTHERS[-6:-4])
 def test_what_the_rules_cannot_read_is_not_graded_and_never_zero(reference, draft):
-    scores = scores_of(reports([("a", reference, draft), ("a", reference, draft)]))
-    assert {name for name in RULED if scores[name] is not None} == set()
-    assert scores["bleu_1"] is not None and scores["length_ratio"] is not None
+    found = scores([("a", reference, draft), ("a", reference, draft)])
+    assert {name for name in RULED if found[name] is not None} == set()
+    assert found["bleu_1"] is not None and found["length_ratio"] is not None
 
 
 def test_readable_reports_are_graded_as_if_the_others_were_not_there():
     english = [("a", *["Small effusion."] * 2), ("b", "Large effusion.", "Clear."), ("b", "Edema.", "Edema.")]
     mixed = [*english, ("c", "Kein Erguss.", "Large effusion."), ("b", "右肺", "Unchanged effusion.")]
-    alone, both = (scores_of(reports(visits)) for visits in (english, mixed))
+    alone, both = (scores(visits) for visits in (english, mixed))
     assert {name: both[name] for name in RULED} == {name: alone[name] for name in RULED}
-    alone, both = (scores_of(reports(visits, 3)) for visits in (english, mixed))
-    assert {name for name in RULED if both[name] is not None} == set(), "two patients' reports can be read"
+    few = scores(mixed, 3)
+    assert {name for name in RULED if few[name] is not None} == set(), "two patients' reports can be read"
 
 
 CHEXPERT, CTRATE = rule_labeler("chexpert-rules"), rule_labeler("ctrate-rules")
@@ -181,19 +178,6 @@ def test_labels_of_ct_rate_reports_that_no_phrase_was_chosen_on(shared_data):
     assert means["micro"]["f1"] > 0.9 and means["macro"]["f1"] > 0.85
 
 
-PLANTED = {"effusion": "Pleural effusion", "consolidation": "Consolidation", "nodule": "Lung nodule"}
-PLANTED |= {"emphysema": "Emphysema", "cardiomegaly": "Cardiomegaly", "lymphadenopathy": "Lymphadenopathy"}
-
-
-@pytest.mark.shared_data
-def test_a_finding_planted_in_a_real_report_is_read_and_changes_no_other_label(shared_data):
-    rows = list(csv.DictReader((shared_data / "ctrate_reports/train.csv").open(encoding="utf-8")))
-    for text, (kind, name) in product([row["report_text"] for row in rows[::40]], PLANTED.items()):
-        wording = STYLES[0][0]
-        sentence = wording.sentences[kind].format(size=wording.sizes[kind].split("|")[1], side="right", change="")
-        assert CTRATE(f"{text}\n\n{sentence}") == CTRATE(text) | {name: "positive"}
-
-
 @given(st.lists(st.sampled_from(VOCABULARY.split()), max_size=40).map(" ".join))
 def test_any_words_get_a_label_of_every_class(text):
     for labeler in (CHEXPERT, CTRATE):
@@ -201,11 +185,6 @@ def test_any_words_get_a_label_of_every_class(text):
         assert tuple(labels) == labeler.names
         assert set(labels.values()) <= {"positive", "negative", "uncertain", "blank"}
         assert labeler(text.upper()) == labels
-
-
-@given(st.text(max_size=60))
-def test_any_text_is_labelled(text):
-    CHEXPERT(text)
 
 
 @given(st.sampled_from([t for t, _ in SENTENCES]), st.sampled_from([t for t, _ in SENTENCES]))

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
+from test_registry import reports
 
 from fedtar_flare.metrics import paired_sums
 from fedtar_flare.metrics.paired_sums import NORMAL, RATIOS, SiteSums, combined, compared, guarded_sums, ratio_sums
-from fedtar_flare.metrics.reports import Reports
 
 FINDINGS = ("nodule", "effusion", "cardiomegaly", "atelectasis")
 NAMES = ("a", "b")
@@ -16,21 +16,9 @@ def reports_of(truth, drafts, least=1, visits=2):
     texts = [
         [". ".join(["Clear lungs", *(f"There is {name}" for name in sorted(of))]) for of in x] for x in (truth, drafts)
     ]
-    nothing = [frozenset()] * len(truth)
-    return Reports(
-        patients=[f"p{i // visits}" for i in range(len(truth))],
-        times=range(len(truth)),
-        references=texts[0],
-        drafts=texts[1],
-        rules="ctrate-rules",
-        losses=[0.0] * len(truth),
-        changes=nothing,
-        draft_changes=nothing,
-        findings=truth,
-        draft_findings=drafts,
-        known=frozenset(FINDINGS),
-        min_cell=least,
-    )
+    rows = [(f"p{i // visits}", i, *pair) for i, pair in enumerate(zip(*texts, strict=True))]
+    about = {"findings": truth, "drafted": drafts, "known": frozenset(FINDINGS)}
+    return reports(rows, "ctrate-rules", min_cell=least, **about)
 
 
 def hospital(generator, patients, recalls, least=1, visits=2):

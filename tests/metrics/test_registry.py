@@ -18,10 +18,11 @@ VISITS = [  # patient, time, reference, generated
 ]
 
 
-def reports(visits=VISITS, rules="chexpert-rules", known=None, changes=(), draft_changes=(), min_cell=1):
-    n, nothing = len(visits), [frozenset()] * len(visits)
-    sets = (changes or nothing, draft_changes or nothing, nothing, nothing)
-    return Reports(*zip(*visits, strict=True), rules, [1.0] * n, *sets, known=known, min_cell=min_cell)
+def reports(visits=VISITS, rules="chexpert-rules", *, changes=(), draft_changes=(), findings=(), drafted=(), **more):
+    """Drafts of visits; ``draft_changes`` and ``drafted`` are what the drafts say changed, and is there."""
+    nothing = [frozenset()] * len(visits)
+    sets = (of or nothing for of in (changes, draft_changes, findings, drafted))
+    return Reports(*zip(*visits, strict=True), rules, [1.0] * len(visits), *sets, **more)
 
 
 @pytest.mark.parametrize("rules", ["chexpert-rules", "ctrate-rules"])
@@ -68,18 +69,13 @@ NAN = float("nan")
 ONE, OTHER = mean_score(["a"], [1.0]), mean_score(["b"], [1.0])
 
 
-def of_length(n, named):
-    words, sets = [""] * n, [frozenset()] * n
-    return Reports(words, [0.0] * n, words, words, "chexpert-rules", [1.0] * n, sets, sets, sets, named)
-
-
 @pytest.mark.parametrize(
     ("reason", "call"),
     [
         ("no-reports", lambda: label_counts([], [])),
         ("unequal-classes", lambda: label_counts(["a"], [["b", "bp"]])),
-        ("no-reports", lambda: of_length(0, [])),
-        ("unequal-lengths", lambda: of_length(1, [])),
+        ("no-reports", lambda: Reports(*[[]] * 4, "chexpert-rules", *[[]] * 5)),
+        ("unequal-lengths", lambda: reports(VISITS, findings=[frozenset()])),
         ("non-finite-score", lambda: auc([0, 1], [0.5, NAN])),
         ("no-reports", lambda: mean_score([], [])),
         ("unusable-sums", lambda: mean_score(["a"], [NAN])),

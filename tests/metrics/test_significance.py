@@ -46,14 +46,6 @@ def test_tau_is_scipys_and_its_interval_draws_patients():
     assert np.isnan(kendall_tau(patients, first, np.ones(60)).value)
 
 
-def test_interval_of_a_mean_is_scipys():
-    x = values_of(400)
-    got = over_seeds([mean_score(range(400), x)])
-    expected = stats.bootstrap((x,), np.mean, n_resamples=5000, method="percentile", random_state=3)
-    assert got.value == pytest.approx(x.mean())
-    assert got[1:] == pytest.approx(tuple(expected.confidence_interval), abs=0.012)
-
-
 def test_reports_of_a_patient_are_drawn_together():
     x = np.repeat(values_of(50), 8)  # eight equal reports per patient hold no more than one
     together = over_seeds([mean_score(np.repeat(np.arange(50), 8), x)])

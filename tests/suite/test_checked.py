@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from command import failing, passing
 from sklearn.metrics import f1_score
+from tables import write_table
 
 from fedtar_flare.learning.evaluation import write_report_scores
 from fedtar_flare.metrics import label_noise
@@ -68,12 +69,11 @@ def scored(request, tmp_path):
     """Arguments that name drafts with their reports, as two files and as a run's state."""
     names = ("patient_id", "study_id", "report", "prediction")
     if request.param == "files":
-        with (tmp_path / "pairs.csv").open("w") as file:
-            csv.writer(file).writerows([names, *CASES])
-        return ["--drafts", tmp_path / "pairs.csv", "--reports", tmp_path / "pairs.csv"]
-    rows = [dict(zip(("patient_id", "visit_id", "reference", "text"), case, strict=True)) for case in CASES]
-    return [write_report_scores(tmp_path / "s", 1, [row | {"personal": True} for row in rows]).parent] + [
-        "--labeler", "chexpert-rules"]  # fmt: skip
+        pairs = write_table(tmp_path / "pairs.csv", [dict(zip(names, case, strict=True)) for case in CASES])
+        return ["--drafts", pairs, "--reports", pairs]
+    names = ("patient_id", "visit_id", "reference", "text")
+    rows = [dict(zip(names, case, strict=True)) | {"personal": True} for case in CASES]
+    return [write_report_scores(tmp_path / "s", 1, rows).parent, "--labeler", "chexpert-rules"]
 
 
 def filled(file, labels=staff, keep=lambda number: True):
@@ -81,10 +81,7 @@ def filled(file, labels=staff, keep=lambda number: True):
     rows = [*csv.DictReader(file.open())]
     for number, row in enumerate(rows):
         row.update(zip(CLASSES, labels(row["report"]) if keep(number) else [""] * len(CLASSES), strict=True))
-    with file.open("w") as opened:
-        writer = csv.DictWriter(opened, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
+    write_table(file, rows)
     return rows
 
 

@@ -9,7 +9,6 @@ import pytest
 from command import loaded_by
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydicom.uid import UID
 from refused import refused
 
 from fedtar_flare.core.errors import ConfigError
@@ -17,8 +16,8 @@ from fedtar_flare.data.cells import Timeline, synthetic_key
 from fedtar_flare.synthetic import build, cohort
 from fedtar_flare.synthetic.cohort import TRUTH, synthetic_cohort
 from fedtar_flare.synthetic.course import CohortOptions
-from fedtar_flare.synthetic.dicom_writer import LOWEST_HU, content_uid, write_ct_series
-from fedtar_flare.synthetic.phantom import Scanner, draw_anatomy, render, site_scanner
+from fedtar_flare.synthetic.dicom_writer import LOWEST_HU, write_ct_series
+from fedtar_flare.synthetic.phantom import Scanner, draw_anatomy, render
 from fedtar_flare.synthetic.reading import changes_in, findings_in
 from fedtar_flare.synthetic.vocabulary import FINDINGS, NEW_FINDINGS, kind_of, side_of
 
@@ -81,14 +80,6 @@ from fedtar_flare.synthetic.cohort import synthetic_cohort
 synthetic_cohort("site-1", folder=Path({str(folder)!r}), patients=4, timeline=Timeline(2), seed=0)
 """
     assert loaded_by(program, "pydicom", "monai", "torch", "scipy") == []
-
-
-def test_pure_function_of_its_settings(site, tmp_path):
-    def content(cohort):
-        root = cohort.patients[0].visits[0].image.parents[3]
-        return {path.relative_to(root): path.read_bytes() for path in root.rglob("*") if path.is_file()}
-
-    assert content(make(tmp_path)) == content(site)
 
 
 def test_other_settings_and_other_code_make_other_cohorts(tmp_path, monkeypatch):
@@ -208,23 +199,14 @@ def test_geometry_and_identity(tmp_path):
     np.testing.assert_allclose(positions, [[-2 * 4.25, -2.5 * 4.5, z] for z in (-10.5, 0, 10.5)])
     for shared in ("StudyInstanceUID", "SeriesInstanceUID", "FrameOfReferenceUID"):
         assert len({im[shared].value for im in images}) == 1
-    assert len({im.SOPInstanceUID for im in images}) == 3
+    assert len({im.SOPInstanceUID for im in images}) == 3 and all(im.SOPInstanceUID.is_valid for im in images)
 
 
-def test_same_content_writes_the_same_bytes_and_other_content_other_identifiers(tmp_path):
-    files, again = write(tmp_path / "files"), write(tmp_path / "again")
-    assert [path.read_bytes() for path in files] == [path.read_bytes() for path in again]
-    first = pydicom.dcmread(files[0])
+def test_other_content_has_other_identifiers(tmp_path):
+    first = pydicom.dcmread(write(tmp_path / "files")[0])
     other = pydicom.dcmread(write(tmp_path / "other", volume(1))[0])
     assert other.SeriesInstanceUID != first.SeriesInstanceUID and other.StudyInstanceUID == first.StudyInstanceUID
     assert pydicom.dcmread(write(tmp_path / "seed", seed=1)[0]).StudyInstanceUID != first.StudyInstanceUID
-
-
-@given(st.lists(st.text(max_size=5), max_size=3))
-def test_content_uid_is_valid_and_depends_on_its_parts(parts):
-    uid = content_uid("a", *parts)
-    assert UID(uid).is_valid and uid == content_uid("a", *parts)
-    assert uid != content_uid("b", *parts)
 
 
 def test_bad_patient_ids_are_refused(tmp_path):
@@ -244,18 +226,6 @@ def draw(findings, seed=0, scanner=CLEAN):
 def difference(findings, seed=0):
     """HU with the findings minus HU without, same patient, same breath and position."""
     return draw(findings, seed).astype(int) - draw({}, seed)
-
-
-def test_a_chest_in_hounsfield_units():
-    hu = draw({}, scanner=site_scanner(1))
-    assert hu.dtype == np.int16 and hu.shape == (24, 80, 80)
-    assert hu.min() >= -1024 and hu.max() <= 3071
-    assert np.abs(hu[12, :3].mean() + 1000) < 20  # air around
-    lung = (hu > -950) & (hu < -700)
-    assert 2.5 < lung.sum() * np.prod(Scanner.spacing_mm) / 1e6 < 7  # litres of both lungs
-    assert lung[:, :, :40].any() and lung[:, :, 40:].any()
-    assert (hu > 300).mean() > 0.005  # bone
-    assert (hu[17, 40:50, 36:44] < -900).any()  # trachea: air in the midline of upper slices
 
 
 @pytest.mark.parametrize("name", [name for name in FINDINGS if side_of(name)])

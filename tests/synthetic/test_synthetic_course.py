@@ -1,6 +1,7 @@
 import itertools
 from collections import Counter
 from datetime import timedelta
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,6 @@ from tables import cases
 
 from fedtar_flare.data.cells import Timeline, split_of, synthetic_key
 from fedtar_flare.synthetic import course
-from fedtar_flare.synthetic.build import report_of
 from fedtar_flare.synthetic.course import CohortOptions, change_step, plan_patient
 from fedtar_flare.synthetic.reading import changes_in, findings_in, planted_changes
 from fedtar_flare.synthetic.reports import GENERIC, STYLES, State, wording_of, write_report
@@ -81,21 +81,6 @@ MIXED = [wording_of(style, share, 0.5) for style in range(2, 7) for share in (0.
 STATES = st.builds(State, st.integers(1, 3), st.sampled_from(["first", "new", "larger", "smaller", "stable"]))
 
 
-@pytest.mark.parametrize("style", range(len(STYLES) + 1))
-def test_planted_changes_can_be_read_back_from_the_reports_of_every_style(style):
-    seen = set()
-    for number in range(40):
-        patient = plan_patient("site-1", 1, number, timeline=Timeline(4), seed=5, options=OPTIONS)
-        assert not planted_changes(patient.visits[0])
-        for visit in patient.visits:
-            texts = [report_of(patient, visit, share, style, OPTIONS) for share in (0.0, 0.3, 0.6, 1.0) if style]
-            texts = texts or [write_report(GENERIC, visit.findings, resolved=visit.resolved, follow_up=True)]
-            planted = planted_changes(visit)
-            assert all(changes_in(text) == planted for text in texts), (planted, texts)
-            seen |= {change.direction for change in planted}
-    assert seen == {"new", "increased", "decreased", "resolved"}
-
-
 @settings(max_examples=250, deadline=None)
 @given(
     wording=st.sampled_from(WORDINGS + MIXED),
@@ -109,6 +94,9 @@ def test_reads_the_truth_back_in_every_style(wording, findings, gone, follow_up,
     report = write_report(wording, findings, resolved=resolved, follow_up=follow_up, older=older)
     assert findings_in(report) == findings.keys()
     assert findings_in(report.lower()) == findings.keys()
+    if follow_up:
+        planted = planted_changes(SimpleNamespace(findings=findings, resolved=resolved))
+        assert changes_in(report) == planted and len(planted) >= len(resolved)
 
 
 @pytest.mark.parametrize("wording", WORDINGS)
