@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command import console_commands, failing, passing
-from made_up_results import keep, parsed, write_results
+from made_up_results import keep
 from tables import cases
 
 from fedtar_flare.core.errors import ConfigError
@@ -19,7 +19,6 @@ from fedtar_flare.metrics.registry import scores_of
 from fedtar_flare.metrics.significance import Interval, compare, holm, mean_score
 from fedtar_flare.metrics.text_sums import reports_of_texts, text_sums
 from fedtar_flare.reporting.format import score
-from fedtar_flare.suite import page
 from fedtar_flare.suite.file import Suite
 from fedtar_flare.suite.plan import experiments
 from fedtar_flare.suite.results import SUMS, by_arm, compare_scores, difference, read_results
@@ -132,31 +131,6 @@ def test_the_page_leads_from_two_tables_to_a_page_with_intervals(repository, tmp
     printed = [passing(*command.split()[1:], cwd=tmp_path) for command in console_commands(page)]
     assert (len(tables), len(printed)) == (3, 2)
     assert " to " in printed[0] and (tmp_path / "page.html").read_text().count("<table") == 2
-
-
-ARMS = {
-    "local": {"method": "local", "label": "each hospital alone"},
-    "fedavg": {"method": "fedavg", "label": "FedAvg"},
-    "fedtar": {"method": "fedtar", "label": "FedTAR <b>"},
-}
-SUITE = {"name": "made up", "sites": ["site-1", "site-2"], "outside": ["site-3"], "seeds": [0, 1], "arms": ARMS}
-
-
-def test_the_page_has_the_tables_and_the_figures_of_the_paper(tmp_path):
-    suite = Suite(**SUITE, settings={"preset": "tiny"}, references=["local", "fedtar"])
-    write_results(tmp_path, planned := experiments(suite))
-    text, root = parsed(page.write_page(tmp_path, suite, planned))
-    titles = [heading.text for heading in root.iter("h2")]
-    assert {"Difference to each hospital alone", "Difference to FedTAR <b>"} < {*titles}
-    assert {"The shared adapter alone, at hospitals outside", "At the hospitals that took part"} < {*titles}
-    drawn = [heading.text for heading in root.iter("h3") if "over rounds" in heading.text]
-    assert len(drawn) == 6 and drawn[-1] == "Alpha over rounds"
-    assert "FedTAR &lt;b&gt;" in text and "http://" not in text.split("<svg")[0]
-    assert not re.search(r"#[0-9a-f]{6}", text.split("</style>")[1]), "colours follow the page's theme"
-    results = read_results(tmp_path, planned)
-    best = suite.arms[next(iter(page.arm_means(results, page.MAIN)))]["label"]
-    verdict_ = "".join(root.find(".//p[@class='verdict']").itertext())
-    assert verdict_.startswith(f"{best} has the best BLEU-4, ")
 
 
 def study_rows(draw, good):

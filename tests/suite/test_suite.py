@@ -23,6 +23,7 @@ from fedtar_flare.learning.report_labeler import import_labeler
 from fedtar_flare.record.events import Evaluation, SiteScores
 from fedtar_flare.record.log import scored_round
 from fedtar_flare.registry import method, own_names
+from fedtar_flare.suite import page
 from fedtar_flare.suite.file import Suite, read_suite, shipped
 from fedtar_flare.suite.plan import Experiment, experiments, require_hospitals, site_files
 from fedtar_flare.suite.results import COMPARED, differences, interval_of, read_results, seed_means
@@ -97,9 +98,13 @@ def test_nothing_is_run_twice_and_a_changed_setting_is_a_new_run(ran, tmp_path):
 def test_the_page_compares_the_arms_where_they_were_scored(ran):
     file, folder, printed, _ = ran
     assert str(folder / "comparison.html") in printed
-    text, _ = parsed(folder / "comparison.html")
+    text, root = parsed(folder / "comparison.html")
     assert text.count("each hospital alone") > 1 and "hospitals outside" in text
+    assert "http://" not in text.split("<svg")[0]
+    assert not re.search(r"#[0-9a-f]{6}", text.split("</style>")[1]), "colours follow the page's theme"
     fedavg, alone = results = read_results(folder, experiments(read_suite(file)))
+    said = "".join(root.find(".//p[@class='verdict']").itertext())
+    assert "best BLEU-4" in said and "each hospital alone" in said and "Best in other scores: " in said
     assert [fedavg.arm, alone.arm] == ["fedavg", "alone"] and fedavg.content["bytes"] > 0
     assert len(seed_means([fedavg], "outside", "token_loss")) == 1 and not seed_means([alone], "outside", "token_loss")
     against = {one.score: one for one in differences(results, "fedavg")}
@@ -159,7 +164,8 @@ def test_two_processes_run_what_can_be_run(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
     settings = {name: value for name, value in TINY["settings"].items() if name != "torch_threads"} | {"num_rounds": 2}
     changes = {"cohort": {"site-2": {"own_words": 0.5}}, "outside": [], "settings": settings}
-    good = experiments(Suite(**TINY | changes | {"arms": {"fedtar": {"method": "fedtar"}}}))
+    suite = Suite(**TINY | changes | {"arms": {"fedtar": {"method": "fedtar", "label": "FedTAR <b>"}}})
+    good = experiments(suite)
     bad = Dying(**vars(replace(good[0], name="dies")))
     lines: list[str] = []
     (failed,) = run_suite(tmp_path, [bad, *good], processes=2, say=lines.append)
@@ -173,6 +179,11 @@ def test_two_processes_run_what_can_be_run(tmp_path, monkeypatch):
         assert {row["site"] for row in one.members()} == {"site-1", "site-2"}
     fedtar = read_results(tmp_path, good)[0]
     assert [row[0] for row in fedtar.content["curves"]["alpha"]] == [0, 1, 2]
+    text, root = parsed(page.write_page(tmp_path, suite, good))
+    drawn = [heading.text for heading in root.iter("h3") if "over rounds" in heading.text]
+    parts = ("CIDEr of each hospital", "Scores", "Validation loss", "Alpha")
+    assert drawn == [f"{part} over rounds" for part in parts] and "FedTAR &lt;b&gt;" in text
+    assert "The shared adapter alone, at the hospitals that took part" in text
 
 
 def test_a_run_that_fails_is_reported_and_the_others_go_on(tmp_path, monkeypatch):
