@@ -19,7 +19,6 @@ from make_dicom import chest, put, write_series
 from PIL import Image
 from recorded_runs import write_run
 from scipy import stats
-from scipy.stats import permutation_test
 
 from fedtar_flare.core.errors import FedTARError
 from fedtar_flare.data.cells import Timeline
@@ -266,7 +265,7 @@ def test_a_fall_is_a_permutation_test_corrected_for_scores_and_periods(monkeypat
     losses = np.random.default_rng(0).normal([1, 0.6, 1.5], 0.5, (10, 3))
     rows = [{"patient_id": i, "time_step": t, "token_loss": losses[i, t]} for i in range(10) for t in range(3)]
     exact = {"permutation_type": "samples", "n_resamples": np.inf}
-    p = [permutation_test(losses.T[[t, 2]], lambda a, b: np.mean(a - b), **exact).pvalue for t in (0, 1)]
+    p = [stats.permutation_test(losses.T[[t, 2]], lambda a, b: np.mean(a - b), **exact).pvalue for t in (0, 1)]
     (_, first, difference, low), (_, second, _, high) = drift.falls(rows)
     assert (first, low) == (1, pytest.approx(2 * p[1])) and (second, high) == (0, pytest.approx(max(p[0], 2 * p[1])))
     assert difference.low < np.mean(losses[:, 2] - losses[:, 1]) < difference.high
