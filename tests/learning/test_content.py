@@ -15,17 +15,9 @@ EFFUSION = "There is a small left pleural effusion, decreased. The heart is enla
 
 
 def sample(number, report=EFFUSION, findings=("effusion_left",), changes=(), step=1, modality="ct", patient=None):
-    visit = Visit(
-        patient or f"p{number}",
-        f"v{number}",
-        DAY + timedelta(days=number),
-        Path(f"{number}.png"),
-        report,
-        modality,
-        findings=None if findings is None else frozenset(findings),
-        changes=None if changes is None else frozenset(changes),
-    )
-    return Sample(visit, None, "F", step, "test")
+    about = (f"v{number}", DAY + timedelta(days=number), Path(f"{number}.png"), report, modality)
+    facts = {"findings": None if findings is None else frozenset(findings), "changes": frozenset(changes)}
+    return Sample(Visit(patient or f"p{number}", *about, **facts), None, "F", step, "test")
 
 
 def reports(samples, texts, min_cell=1):

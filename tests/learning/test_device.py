@@ -147,23 +147,15 @@ def test_evaluation_goes_on_in_halves_and_scores_the_same(small, late):
 ROWS = 4
 
 
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory):
-    """Settings of a model whose decoder is a tiny Llama that reads the image as a prefix."""
-    folder = write_llama(tmp_path_factory.mktemp("llama"))
-    targets = ["encoder.*.dense", "decoder.*.q_proj", "decoder.*.v_proj"]
-    return {"decoder": "prefix", "decoder_name": str(folder), "tokenizer": "decoder", "lora_targets": targets}
-
-
 @pytest.fixture
 def shaken_learner_of(cohort):
     """A learner of a method, with every trained parameter off its start, where half of all gradients vanish."""
 
-    def make(recomputed, kind=ReportLearner, *, model=None, **settings):
+    def make(kind=ReportLearner, *, model=None, **settings):
         torch.set_num_threads(1)
         model = MODEL.replace(**(model or {}))
         own = {"patient": PatientConfig(patients_per_component=1)} if kind is PatientLearner else {}
-        learner = learners.learner_of(cohort, kind, model=model, gradient_checkpointing=recomputed, **own, **settings)
+        learner = learners.learner_of(cohort, kind, model=model, **own, **settings)
         for module in (learner.model, getattr(learner, "patient", None) or torch.nn.Module()):
             shake(module, 0.05)
         return learner
@@ -201,35 +193,29 @@ def held(learner):
 
 PROMPTS = "diagnosis.*"
 CASES = {
-    "FedAvg": {},
     "FedAvg, further parameters whole": {"exchange": ("*crossattention*weight", "projection.weight")},
-    "FedTAR": {"kind": PatientLearner},
     "FedTAR, in parts": {"kind": PatientLearner, "micro_batch": 3},
     "FedTAR, bfloat16": {"kind": PatientLearner, "precision": "bfloat16"},
-    **{
-        f"FedPEFT, {kind}": {"kind": PEFTLearner, "peft": PEFTConfig(kind=kind)} for kind in ("adalora", "vera", "loha")
-    },
     "FedPEFT, words in every layer": {"kind": PEFTLearner, "peft": PEFTConfig(kind="prefix"), "exchange": (PROMPTS,)},
 }
-QUICK = ("FedAvg, further parameters whole", "FedTAR, in parts", "FedTAR, bfloat16")
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(c, id=n, marks=() if n in QUICK else pytest.mark.slow) for n, c in CASES.items()]
-)
+@pytest.mark.parametrize("case", CASES)
 def test_losses_and_gradients_are_the_same_bits(shaken_learner_of, case):
-    require_equal_with_and_without(shaken_learner_of(False, **case))
+    require_equal_with_and_without(shaken_learner_of(**CASES[case]))
 
 
-def test_a_decoder_that_reads_the_image_as_a_prefix_too(shaken_learner_of, llama):
-    learner = shaken_learner_of(False, PatientLearner, model={**llama, "decoder_dtype": "bfloat16"})
+def test_a_decoder_that_reads_the_image_as_a_prefix_too(shaken_learner_of, tmp_path):
+    llama = {"decoder": "prefix", "decoder_name": str(write_llama(tmp_path)), "decoder_dtype": "bfloat16"}
+    targets = ["encoder.*.dense", "decoder.*.q_proj", "decoder.*.v_proj"]
+    learner = shaken_learner_of(PatientLearner, model={**llama, "tokenizer": "decoder", "lora_targets": targets})
     whole = held(learner)
     require_equal_with_and_without(learner)
     assert held(learner) < whole
 
 
 def test_memory_that_runs_out_in_the_recomputation_is_answered_by_halves(shaken_learner_of):
-    learner = shaken_learner_of(False, PatientLearner)
+    learner = shaken_learner_of(PatientLearner)
     expected = one_pass(learner)
     sizes, most = [], 2
 

@@ -1,10 +1,8 @@
 """Drafts as DICOM SR and FHIR, with every letter and what was read of a visit."""
 
 import base64
-import shutil
 from dataclasses import replace
 from io import BytesIO
-from pathlib import Path
 
 import learners
 import numpy as np
@@ -55,13 +53,6 @@ def test_letters_stay_whatever_the_studys_character_set(tmp_path, example):
     resource = diagnostic_report(DRAFT, path)
     assert resource["subject"]["identifier"]["value"] == right.PatientID
     assert TEXT in base64.b64decode(resource["presentedForm"][0]["data"]).decode()
-
-
-def test_a_zip_says_whose_it_is_as_its_folder_does(tmp_path):
-    path = image(tmp_path, PatientID="P7", PatientAge="061Y")
-    packed = Path(shutil.make_archive(str(tmp_path / "study"), "zip", tmp_path, path.name))
-    assert (study_of(packed).patient_id, study_of(packed).age) == ("P7", 61)
-    assert diagnostic_report(DRAFT, packed) == diagnostic_report(DRAFT, path)
 
 
 def test_gb_2312_is_read_and_letters_of_no_set_are_refused(tmp_path):

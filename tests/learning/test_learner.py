@@ -180,18 +180,12 @@ def test_a_task_whose_every_update_is_skipped_fails_and_changes_nothing(learner_
     assert before.keys() == after.keys() and all(torch.equal(value, after[name]) for name, value in before.items())
 
 
-@pytest.fixture
-def evaluated(learner_of):
-    """A learner whose personal part acts, and its evaluation."""
+def test_evaluation_with_and_without_the_personal_part(learner_of, cohort, tmp_path):
     learner = learner_of(PatientLearner)
-    with torch.no_grad():
+    with torch.no_grad():  # so that its personal part acts
         for parameter in learner.personal_parameters():
             parameter += 0.05
-    return learner, learner.evaluate(1)
-
-
-def test_evaluation_with_and_without_the_personal_part(evaluated, learner_of, cohort, tmp_path):
-    (_, result), plain, tests = evaluated, learner_of().evaluate(1), cohort.samples("test")
+    result, plain, tests = learner.evaluate(1), learner_of().evaluate(1), cohort.samples("test")
     assert plain.scores_generic is None and len(plain.rows) == len(plain.samples)
     assert result.scores_generic == plain.scores != result.scores
     assert result.samples == tests and len(result.texts) == len(tests)

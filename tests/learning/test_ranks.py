@@ -26,20 +26,21 @@ CONTRAST = {"local_steps": 2, "l2g_weight": 0.5, "g2l_weight": 0.5, "contrast_we
 class Plain:
     """Updates are the gradients times a rate, so that what differs in a gradient differs as little in an update."""
 
+    def __init__(self, **others):
+        super().__init__(**others)
+        if own := self.personal_parameters():
+            self.personal_optimizer = torch.optim.SGD(own, lr=0.1)
+
     def shared_optimizer(self, parameters, epochs):
         return torch.optim.SGD(parameters, lr=0.1)
 
 
 class PlainPatient(Plain, PatientLearner):
-    def __init__(self, **others):
-        super().__init__(**others)
-        self.personal_optimizer = torch.optim.SGD(self.patient.parameters(), lr=0.1)
+    pass
 
 
 class PlainFedMRG(Plain, FedMRGLearner):
-    def __init__(self, **others):
-        super().__init__(**others)
-        self.personal_optimizer = torch.optim.SGD(self.personal_parameters(), lr=0.1)
+    pass
 
 
 class SmallMemory(Plain, ReportLearner):

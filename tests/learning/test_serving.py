@@ -46,17 +46,23 @@ class Drafter:
         return Draft("Clear.", "run", 1, "model", False, created="2024-01-31T12:00:00Z")
 
 
+@pytest.fixture(autouse=True)
+def _handlers():
+    """A service changes those of this process."""
+    handlers = {kind: signal.getsignal(kind) for kind in (signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)}
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup the service leaves it ignored
+    yield
+    for kind, handler in handlers.items():
+        signal.signal(kind, handler)
+
+
 @pytest.fixture
 def service():
     """A service with a low limit of bytes."""
-    handlers = {kind: signal.getsignal(kind) for kind in (signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)}
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup the service leaves it ignored
     service = serving.Service(Drafter(), TOKEN, 0)
     service.most_bytes = MOST
     yield service
     service.server_close()
-    for kind, handler in handlers.items():
-        signal.signal(kind, handler)
 
 
 def answers(service, *requests):
@@ -119,25 +125,19 @@ def test_a_study_is_drafted_in_each_form_and_is_not_kept(service, study):
     assert len(service.drafter.images) == 3 and not any(image.parent.exists() for image in service.drafter.images)
 
 
-REFUSED = [
-    (401, {"Authorization": None}),
-    (401, {"Authorization": "Bearer wrong"}),
-    (401, {"Authorization": "Bearer \xe9"}),
-    (404, {"path": "/../../etc/passwd"}),
-    (404, {"path": "/json?image=/etc/passwd"}),
-    (415, {"Content_Type": "text/html"}),
-    (415, {"Content_Type": None}),
-    (411, {"Transfer_Encoding": "chunked"}),
-    (411, {"Content_Length": "-1"}),
-    (411, {"Content_Length": "1_0"}),
-    (413, {"Content_Length": str(MOST + 1)}),
-    (413, {"Content_Length": "9" * 15}),
-]
+REFUSED = {
+    401: [{"Authorization": None}, {"Authorization": "Bearer wrong"}, {"Authorization": "Bearer \xe9"}],
+    404: [{"path": "/../../etc/passwd"}, {"path": "/json?image=/etc/passwd"}],
+    415: [{"Content_Type": "text/html"}, {"Content_Type": None}],
+    411: [{"Transfer_Encoding": "chunked"}, {"Content_Length": "-1"}, {"Content_Length": "1_0"}],
+    413: [{"Content_Length": str(MOST + 1)}, {"Content_Length": "9" * 15}],
+}
 
 
 def test_a_request_that_cannot_be_right_is_refused_before_its_body(service):
-    got = answers(service, *(posting(**change) for _, change in REFUSED))
-    assert [status for status, *_ in got] == [status for status, _ in REFUSED]
+    expected, requests = zip(*((s, posting(**one)) for s, wrong in REFUSED.items() for one in wrong), strict=True)
+    got = answers(service, *requests)
+    assert tuple(status for status, *_ in got) == expected
     assert all(kind.startswith("text/plain") and text for _, kind, text in got) and not service.drafter.images
 
 
@@ -204,10 +204,7 @@ def test_the_command_needs_a_token_and_says_where_it_listens(tmp_path, monkeypat
     assert "FEDTAR_TOKEN" in failing("serve", tmp_path, FEDTAR_TOKEN="short")
     monkeypatch.setattr(drafting, "Drafter", Drafter)
     monkeypatch.setattr(serving.Service, "serve_forever", lambda service: service.server_close())
-    handlers = {kind: signal.getsignal(kind) for kind in (signal.SIGTERM, signal.SIGHUP, signal.SIGALRM)}
     code, out, err = fedtar_here("serve", tmp_path, "--port", "0", FEDTAR_TOKEN=TOKEN)
-    for kind, handler in handlers.items():
-        signal.signal(kind, handler)
     assert (code, out) == (0, "") and err.startswith("http://127.0.0.1:")
     (tmp_path / hub.MANIFEST).write_text("{}")
     assert "--root" in failing("serve", tmp_path, FEDTAR_TOKEN=TOKEN) and release.MANIFEST == hub.MANIFEST

@@ -1,6 +1,5 @@
 """Federated evaluation: candidates of each site's own file, compared by guarded sums, and nothing is trained."""
 
-import csv
 import json
 from functools import partial
 
@@ -8,6 +7,7 @@ import numpy as np
 import pytest
 import yaml
 from command import passing
+from tables import write_table
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.data.cells import Timeline
@@ -40,9 +40,8 @@ def planted(samples, lost):
 
 
 def write_drafts(file, samples, drafts):
-    with file.open("w", newline="") as opened:
-        rows = [(s.visit.visit_id, draft) for s, draft in zip(samples, drafts, strict=True)]
-        csv.writer(opened).writerows([("study_id", "prediction"), *rows])
+    pairs = zip(samples, drafts, strict=True)
+    write_table(file, [{"study_id": sample.visit.visit_id, "prediction": draft} for sample, draft in pairs])
 
 
 @pytest.fixture
