@@ -1,15 +1,20 @@
-"""Every method keeps to its contract, resumes to the bit and is scored; settings that cannot be are refused."""
+"""Every method keeps to its contract, resumes to the bit and is scored; presets hold, and what cannot be is refused."""
 
 import json
-from pathlib import Path
 
 import pytest
-import yaml
+from command import fedtar_here
+from tables import cases
 
 from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.methods.fedkei.mixing import BETA_LIMIT
+from fedtar_flare.methods.fedtar.config import EMBEDDING_DIM, AlphaConfig
+from fedtar_flare.methods.fedtar.policy import AlphaPolicy
+from fedtar_flare.presets import papers
 from fedtar_flare.record.events import End, Evaluation, Start, Step, Validation
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.registry import contract_of, names
+from fedtar_flare.runtime import recipe as recipes
 from fedtar_flare.runtime.recipe import MethodRecipe
 from fedtar_flare.testing import check_method, executor_of
 
@@ -49,10 +54,39 @@ def test_a_method_keeps_to_its_contract_and_its_run_is_scored(without_site_files
     assert sorted(final.sites) == SITES and bool(final.generic) is (name in PERSONAL)
 
 
-REFUSED = yaml.safe_load(Path(__file__).with_name("refusals.yaml").read_text())
-
-
-@pytest.mark.parametrize(("method", "settings", "word"), REFUSED)
+@pytest.mark.parametrize(("method", "settings", "word"), cases(__file__, "refusals.yaml"))
 def test_settings_that_cannot_be_are_refused_when_the_job_is_made(method, settings, word):
     with pytest.raises(ConfigError, match=word):
         (executor_of if "torch_threads" in settings else MethodRecipe)(method, **settings)
+
+
+def test_a_preset_of_a_paper_reaches_every_method_and_says_where_each_value_comes_from():
+    """Values that a method has no setting for are left out; what is printed as the paper's is in force."""
+    for name in ("fedavg", "fedpeft", "local", "centralised", "fedmrg"):
+        here = MethodRecipe(name, preset="fedmrg-paper")
+        assert (here.controller.config.num_rounds, here.controller.config.time_steps) == (1000, 1)
+        lora, training = here.executor.strategy.settings.lora, here.executor.strategy.settings.training
+        assert (lora.rank, lora.alpha, training.lr, training.local_epochs) == (16, 16.0, 5e-5, 0.02)
+        assert {"encoder.*", "projection.*"} <= set(lora.exchange), "they are trained, so that none stays random"
+        assert len(set(lora.exchange)) == len(lora.exchange)
+    for preset, paper in papers().items():
+        method = {"fedkei-paper": "fedkei", "fedmrg-paper": "fedmrg", "r2gen": "fedpeft"}.get(preset, "fedtar")
+        code, out, _ = fedtar_here("settings", method, "--preset", preset, "--json")
+        rows = {row["name"]: row for row in json.loads(out)}
+        sources = {n: s for n, s in paper.sources.items() if n in rows or not n.startswith("fedmrg.")}
+        left = {name for name, source in sources.items() if rows[name]["source"] != source}
+        assert code == 0 and left <= {"lora.exchange"} and rows["num_rounds"]["source"], left
+        fixed = {name: row["value"] for name, row in rows.items() if row["kind"] == "fixed"}
+        d_psi = len(AlphaPolicy(2, AlphaConfig()).hidden_bias)
+        constants = {"d of phi": EMBEDDING_DIM, "d_psi": d_psi, "beta": BETA_LIMIT}
+        assert bool(fixed) == (preset not in ("r2gen", "medgemma"))
+        for name, value in fixed.items():
+            assert rows[name]["source"].startswith("ours")
+            assert [constants[part] for part in constants if part in name] in ([], [value])
+        assert preset in fedtar_here("simulate", "--help")[1]
+
+
+def test_curves_go_to_mlflow_only_where_its_client_is_installed(monkeypatch):
+    monkeypatch.setattr(recipes, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'fedtar_flare\[mlflow\]'"):
+        MethodRecipe("fedtar", mlflow="http://localhost:5000")

@@ -124,17 +124,6 @@ def test_a_long_report_is_cut_and_has_no_end():
     assert len(ids) == 8 and ids[0] == short.bos_id and short.eos_id not in ids
 
 
-def test_batch_pads_on_the_right_and_masks_labels():
-    texts = ["lungs", "lungs are clear, no effusion", ""]
-    input_ids, labels = LONG.batch(texts)
-    rows = [LONG.encode(text) for text in texts]
-    assert input_ids.shape == labels.shape == (3, max(map(len, rows)))
-    assert input_ids.dtype == labels.dtype == torch.int64
-    for i, row in enumerate(rows):
-        assert input_ids[i, : len(row)].tolist() == labels[i, : len(row)].tolist() == row
-        assert (input_ids[i, len(row) :] == LONG.pad_id).all() and (labels[i, len(row) :] == -100).all()
-
-
 def test_a_file_without_special_tokens_or_no_json_is_refused(tmp_path):
     from tokenizers import Tokenizer, models
 

@@ -269,16 +269,6 @@ def test_a_module_is_the_start_plus_what_was_sent_and_a_checkpoint_gives_the_sam
     assert all(same(a.tensors, b.tensors) for a, b in zip(again.modules, pool.modules, strict=True))
 
 
-@pytest.mark.parametrize("name", PLANS)
-def test_the_first_task_starts_from_the_common_start_under_every_plan(name):
-    pool = Pool(random_module(3))
-    mixture = mixed(name, pool, 1)
-    for site in (None, "site-1"):
-        assert same(mixture.centres(site), {n: v[None] for n, v in pool.start.items()})
-    assert not mixture.probes and mixture.report() == []
-    assert same(mixture.step({}, 0.05).centres(), mixture.centres())
-
-
 def test_one_cluster_of_fixed_weight_is_the_mean_of_the_pool_to_the_bit():
     pool = pool_of()
     one = mixed("fedkei", pool, clusters=1).centres()

@@ -23,7 +23,6 @@ from fedtar_flare.runtime.recipe import MethodRecipe
 from fedtar_flare.site import audit
 from fedtar_flare.site.context import home as cache_home
 from fedtar_flare.site.state import SiteState
-from fedtar_flare.suite.collect import score_outside
 from fedtar_flare.testing import FunctionFederation, Hospital
 
 T = 2
@@ -180,15 +179,6 @@ def test_a_member_drafts_with_both_adapters_and_a_stranger_with_the_generic_one(
         torch.testing.assert_close(*losses, rtol=1e-5, atol=1e-6)
     with pytest.raises(ConfigError, match="has no specialised adapter"):
         Drafter(adapter, state=state_of(federation, UNSEEN).folder, device="cpu")
-
-
-@pytest.mark.slow
-def test_a_hospital_outside_a_comparison_gets_the_generic_model(federation):
-    recipe = MethodRecipe("fedmrg", preset="tiny", num_rounds=2, time_steps=T, **SETTINGS)
-    outside, _ = score_outside(recipe, federation.results, ["site-4"], federation.controller.results.best)
-    assert set(outside["site-4"]) == {"start", "end"}
-    losses = [outside["site-4"][when]["all"]["token_loss"] for when in ("start", "end")]
-    assert losses[0] != losses[1]
 
 
 def test_what_travels_is_the_paper_s_59_million_values(tmp_path):

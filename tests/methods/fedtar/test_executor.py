@@ -207,18 +207,9 @@ def rounds(place, run_id, patient, last_alpha=0.25, number=1, fresh=True, **sett
     return closed
 
 
-@pytest.fixture(scope="module")
-def local(place):
-    return rounds(place, "local", LOCAL, number=2, diagnosis=HEAD)
-
-
-@pytest.fixture(scope="module")
-def averaged(place):
-    return rounds(place, "averaged", {}, number=2, diagnosis=HEAD)
-
-
-def test_what_travels_and_the_shared_adapter_alone_are_to_the_bit_as_without_it(local, averaged):
-    for a, b in zip(local, averaged, strict=True):
+def test_what_travels_and_the_shared_adapter_alone_are_to_the_bit_as_without_it(place):
+    both = (rounds(place, name, own, number=2, diagnosis=HEAD) for name, own in (("local", LOCAL), ("averaged", {})))
+    for a, b in zip(*both, strict=True):
         assert all(torch.equal(a.update[n], b.update[n]) and torch.equal(a.w[n], b.w[n]) for n in a.w)
         assert {**a.closed.numbers, "seconds": 0.0} == {**b.closed.numbers, "seconds": 0.0}
         assert a.closed.payload["t_numbers"] == b.closed.payload["t_numbers"]
