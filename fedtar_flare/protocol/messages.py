@@ -104,6 +104,7 @@ class TaskHeader(_Header):
     score : whose reports are scored: ``test`` patients', or ``all`` of a site that never trains
     rounds_per_period : rounds for each period, in a simulation whose visits arrive by periods; 0: all are there at once
     alpha : weight, from 0 to 1, with which this step's aggregate enters the weights
+    own_visits : whether a method whose steps may replay others' visits learns from this step's alone
     """
 
     _carrier = ("task", "server", "site")
@@ -122,6 +123,7 @@ class TaskHeader(_Header):
     score: str = "test"
     rounds_per_period: int = 0
     alpha: float = 1.0
+    own_visits: bool = False
     origin: str = ""
     plugin: str = __version__
 
@@ -151,6 +153,7 @@ class TaskHeader(_Header):
             (texts["origin"] == "" or _ORIGIN.fullmatch(texts["origin"]), "origin is no run and state version"),
             (texts["origin"] == "" or not (self.round or self.evaluate), "origin is for a handshake without scores"),
             (isinstance(self.evaluate, bool), "'evaluate' is neither true nor false"),
+            (isinstance(self.own_visits, bool), "'own_visits' is neither true nor false"),
             (isinstance(self.member, bool), "'member' is neither true nor false"),
             (type(self.alpha) is float and 0 <= self.alpha <= 1, "alpha is not a number from 0 to 1"),
             (self.score in SCORED, f"'score' is not one of {', '.join(SCORED)}"),

@@ -91,7 +91,9 @@ class FederatedController(ModelController):
         except Exception as error:  # the run is whole and saved: a page that cannot be written must not fail it
             self.exception(f"the closing page or box could not be written: {error}")
 
-    def train(self, w: Tensors, r: int, t: int, alpha: float = 1.0) -> tuple[dict[str, torch.Tensor] | None, Answers]:
+    def train(
+        self, w: Tensors, r: int, t: int, alpha: float = 1.0, own_visits: bool = False
+    ) -> tuple[dict[str, torch.Tensor] | None, Answers]:
         """Have the sites train at step t, and aggregate their updates.
 
         Parameters
@@ -100,8 +102,8 @@ class FederatedController(ModelController):
             Weights to train from.
         r, t : int
             Round and time step.
-        alpha : float
-            Weight with which the method will add the aggregate, for the sites to know.
+        alpha, own_visits : float, bool
+            What sites must know (:class:`.TaskHeader`): the aggregate's weight, and whose visits the step learns from.
 
         Returns
         -------
@@ -113,7 +115,7 @@ class FederatedController(ModelController):
         step = TrainingStep(self, w, down, r)
         with step.updates:
             # 1. Weights go down; each update is checked, brought to one form and stored as it comes.
-            header = replace(self.header(r, t, after=version(r, t - 1)), alpha=alpha)
+            header = replace(self.header(r, t, after=version(r, t - 1)), alpha=alpha, own_visits=own_visits)
             answers = self.send_task(TRAIN, header, down, self.strategy.trainers(), step.accept)
             # 2. Late updates of this step of an earlier round join.
             self.exchange.add_late_answers(answers, header, step.accept)

@@ -7,7 +7,7 @@ import os
 import pytest
 import safetensors.torch
 import torch
-from federation import T, federation, run, sites
+from federation import T, federation, pair, run, sites
 
 from fedtar_flare.core.errors import FedTARError
 from fedtar_flare.core.files import StateError
@@ -125,6 +125,47 @@ def test_every_site_is_told_with_which_weight_its_step_enters(tmp_path):
     assert [e.residual_norm > 0 for e in events["residual"]] == [True, True, False], "hardly any leaves the weights"
     assert {(t, alpha) for task, t, alpha in told if task == "train"} == {(1, 0.25), (2, 1.0), (3, 0.0)}
     assert {alpha for task, _, alpha in told if task != "train"} == {1.0}
+
+
+def three(bad):
+    """Three hospitals whose visits teach what their validation asks for; ``bad``: those at step 2 do not."""
+    goals, far = {n: pair(20 + n) for n in (1, 2, 3)}, tuple(8 * v for v in pair(30))
+    taught = {n: [goals[n], far if bad else goals[n], goals[n]] for n in goals}
+    names = {n: f"site-{n}" for n in goals}
+    return {name: QuadraticSite(name, taught[n], 3, validation=goals[n]) for n, name in names.items()}
+
+
+TESTED = {"alpha_form": "sigmoid", "temporal": {"replay": "tested"}}
+
+
+@pytest.mark.parametrize("bad", [True, False])
+def test_a_step_that_makes_every_hospital_worse_is_dropped_and_else_all_visits_join(tmp_path, bad):
+    told = []
+
+    class Listening(QuadraticSite):
+        def __call__(self, task, header, weights):
+            if task == "train":
+                told.append((header.round, header.step, header.own_visits, header.alpha > 0))
+            return super().__call__(task, header, weights)
+
+    local = {n: Listening(n, s.targets, s.samples, s.validation) for n, s in three(bad).items()}
+    controller = federation(tmp_path, local, **TESTED)
+    events = run(controller)
+    assert set(told) == {(r, t, r == 1 or bad, r == 1 or t != 2 or not bad) for r in (1, 2, 3) for t in (1, 2, 3)}
+    assert [alarm.text for alarm in events["alarm"]] == [
+        "time step 2 made drafts worse at the hospitals: it was dropped"
+    ] * bad
+    assert all((outer.alpha_after[1] == 0) is bad for outer in events["outer"])
+    run(first := federation(tmp_path / "first", three(bad), **TESTED | {"num_rounds": 1}))
+    on = federation(tmp_path / "on", three(bad), resume_from=str(first.results_folder / "checkpoint"), **TESTED)
+    run(on)
+    assert same_bits(last(on), last(controller))
+
+
+def test_two_hospitals_are_too_few_to_test_steps(tmp_path):
+    two = dict(list(three(True).items())[:2])
+    end = run(federation(tmp_path, two, **TESTED))["end"][0]
+    assert end.status == "failed" and "it takes 3 of them" in end.reason
 
 
 def test_theorem_2_in_the_record_and_every_site_is_accounted_for(tmp_path):

@@ -79,8 +79,11 @@ class AlphaConfig(Settings):
 class TemporalConfig(Settings):
     """The visits that a time step learns from, and what it moves."""
 
-    replay: Literal["none", "seen"] = Field(
-        "none", description="which visits a step trains on: 'none': its own (the paper), 'seen': of every step so far"
+    replay: Literal["none", "seen", "tested"] = Field(
+        "none",
+        description="which visits a step trains on: 'none': its own (the paper), 'seen': of every step so far, "
+        "'tested': its own in the first round, in which steps that make three hospitals or more worse are found; then "
+        "those of every step where none is, else its own, and such steps are dropped",
     )
     personal: Literal["whole", "alpha"] = Field(
         "whole",

@@ -1,6 +1,7 @@
 """FedTAR at the server: rounds of time steps with residual aggregation."""
 
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any, Literal
 
 import torch
@@ -13,13 +14,14 @@ from fedtar_flare.methods.fedtar.policy import (
     AlphaPolicy,
     OuterOptimizer,
     RetainedShares,
+    StepTest,
     hypergradient,
     pool_t_numbers,
     residual_step,
 )
 from fedtar_flare.protocol.exchange import Tensors
 from fedtar_flare.protocol.messages import Reply
-from fedtar_flare.runtime.aggregation import trimmed_mean
+from fedtar_flare.runtime.aggregation import MAJORITY, trimmed_mean
 from fedtar_flare.runtime.controller import FederatedController
 from fedtar_flare.runtime.exchange import Answers
 from fedtar_flare.runtime.server_strategy import ServerStrategy
@@ -40,16 +42,17 @@ class TemporalResidualServer(ServerStrategy):
         self.policy = AlphaPolicy(run.config.time_steps, self.settings.server, seed=run.config.seed)
         self.outer = OuterOptimizer(self.policy, eta=self.settings.server.eta)
         self.retained = RetainedShares() if self.settings.server.hypergradient == "corrected" else None
+        self.test = StepTest(run.config.time_steps) if self.settings.temporal.replay == "tested" else None
 
     def one_round(self, w: Tensors, r: int) -> Tensors:
         """T residual steps and one outer step (FedTAR, Algorithm 1)."""
         steps = self.steps(r)
-        alphas = self.policy.alphas(len(steps)).detach()
+        alphas, own_visits = self._alphas(len(steps)), self._own_visits(r)
         taken = torch.zeros(len(steps), dtype=torch.bool)
         for t in steps:
             alpha, residual = float(alphas[t - 1]), 0.0
             weight = alpha if alpha >= ALPHA_FLOOR else 0.0
-            aggregate, _ = self.run.train(w, r, t, weight)  # Eq. 6
+            aggregate, _ = self.run.train(w, r, t, weight, own_visits)  # Eq. 6
             if aggregate is not None:  # a step that nobody answered is skipped: w stays
                 if self.retained:
                     self.retained.add(t, w, aggregate)
@@ -61,6 +64,16 @@ class TemporalResidualServer(ServerStrategy):
         self._outer_step(self.run.close_round(w, r), alphas, taken, r)  # Eq. 8
         return w
 
+    def _alphas(self, steps: int) -> torch.Tensor:
+        """alpha_1..alpha_T of psi (T,), 0 at a dropped step."""
+        alphas = self.policy.alphas(steps).detach()
+        return alphas * self.test.weights(steps) if self.test else alphas
+
+    def _own_visits(self, r: int) -> bool:
+        """Whether the steps of round r learn from their own visits, as ``temporal.replay`` says."""
+        replay = self.settings.temporal.replay
+        return self.test.own_visits(len(self.steps(r))) if self.test else replay == "none"
+
     def _outer_step(self, closing: Answers, alphas: torch.Tensor, taken: torch.Tensor, r: int) -> None:
         """psi <- psi - eta grad_psi L_val(w_T(psi)) from the sites' T numbers (first order, exact)."""
         replies = dict(sorted(closing.replies.items()))
@@ -71,6 +84,10 @@ class TemporalResidualServer(ServerStrategy):
         left_out = closing.missing | dict.fromkeys(replies.keys() - validated.keys(), "no validation patient")
         left_out |= dict.fromkeys(numbers.keys() - sent.keys(), missed)
         norm: float | None = None
+        if self.test and len(sent) >= MAJORITY and self._own_visits(r):
+            loss = fmean(validated[site].numbers["validation_loss"] for site in sent)
+            for t in self.test.judge(torch.tensor([sent[site] for site in sorted(sent)], dtype=torch.float64), loss):
+                self.run.results.alarm(f"time step {t} made drafts worse at the hospitals: it was dropped")
         if sent and bool(taken.any()) and self.policy.alpha_form not in FIXED:
             reports = {site: int(validated[site].numbers["reports"]) for site in sent}
             every = torch.tensor([sent[site] for site in sorted(sent)], dtype=torch.float64)
@@ -79,7 +96,7 @@ class TemporalResidualServer(ServerStrategy):
             retained = self.retained.shares(len(alphas)) if self.retained else None
             rate = r**-0.5 if self.settings.server.eta_schedule == "inverse_sqrt" else 1.0
             norm = self.outer.step(hypergradient(pooled, alphas, taken, retained), rate)
-        moved = self.policy.alphas(len(alphas)).detach().tolist()
+        moved = self._alphas(len(alphas)).tolist()
         about = {"t_numbers": numbers, "left_out": left_out, "psi_grad_norm": norm}
         if self.retained:
             about["retained"] = self.retained.shares(len(alphas))
@@ -88,7 +105,7 @@ class TemporalResidualServer(ServerStrategy):
 
     def trained_visits(self, counts: Sequence[int], r: int, t: int) -> int:
         """Those of step t; with replay, of every step that the run has come to."""
-        return counts[t - 1] if self.settings.temporal.replay == "none" else sum(counts[: None if r > 1 else t])
+        return counts[t - 1] if self._own_visits(r) else sum(counts[: None if r > 1 else t])
 
     def check_content(self, reply: Reply) -> None:
         """T numbers come with a validation loss, and there are T of them."""
@@ -101,10 +118,17 @@ class TemporalResidualServer(ServerStrategy):
     def on_start(self) -> None:
         if self.retained and self.run.membership.lora_mean == "product":
             raise ConfigError("server.hypergradient 'corrected' compares factors, which lora.mean 'product' makes anew")
-        self.run.record.write(Alphas(alpha=self.policy.alphas().tolist(), first_round=self.run.first_round))
+        if self.test and len(self.run.membership.sites) < MAJORITY:
+            raise ConfigError(f"temporal.replay 'tested' compares hospitals: it takes {MAJORITY} of them or more")
+        if self.test and self.retained:
+            raise ConfigError("server.hypergradient 'corrected' takes temporal.replay 'none': 'tested' changes visits")
+        self.run.record.write(
+            Alphas(alpha=self._alphas(self.run.config.time_steps).tolist(), first_round=self.run.first_round)
+        )
 
     def state(self) -> dict[str, torch.Tensor]:
-        return self.outer.state() | (self.retained.state() if self.retained else {})
+        state = self.outer.state() | (self.retained.state() if self.retained else {})
+        return state | (self.test.state() if self.test else {})
 
     def load_state(self, state: Tensors) -> None:
         state, rows = dict(state), self.run.config.time_steps
@@ -114,9 +138,11 @@ class TemporalResidualServer(ServerStrategy):
         self.outer.load_state(state)
         if self.retained:
             self.retained.load_state(state)
+        if self.test:
+            self.test.load_state(state)
 
     def numbers(self) -> dict[str, list[float]]:
-        return {"alpha": [round(float(alpha), 6) for alpha in self.policy.alphas().detach()]}
+        return {"alpha": [round(float(alpha), 6) for alpha in self._alphas(self.run.config.time_steps)]}
 
 
 class TemporalResidualController(FederatedController):

@@ -35,6 +35,13 @@ Much smaller alphas would change some float32 values and not others: sites refus
 RHO_START = 0.5
 """rho_t in the first round, about what 12 updates keep (.47 measured). With 0 the last step alone would count then."""
 
+WORSE = 0.1
+"""Share of the validation loss by which a step must raise it, beyond doubt, to be dropped.
+
+At three hospitals whose reports of a step were other patients' T numbers less two standard errors were .32 to .52 of
+it, but for one step (0), and at most .05 of it where nothing was wrong.
+"""
+
 FIXED = ("uniform", "given")
 """Forms of alpha that are not learnt."""
 
@@ -154,6 +161,41 @@ class RetainedShares:
         for name, value in without_prefix(state, "retained/").items():
             kind, t = name.split("/")
             (self._before if kind == "before" else self._sums)[int(t)] = value
+
+
+class StepTest:
+    """Which time steps make drafts worse, by T numbers of rounds whose steps learn from their own visits.
+
+    A T number says by how much its step raised a hospital's validation loss. Where the hospitals' mean less two
+    standard errors is above :data:`WORSE` of that loss, the step is dropped: its alpha is 0 from then on. A single
+    hospital that lies moves the standard error as much as the mean, so it cannot have a step dropped.
+    """
+
+    def __init__(self, time_steps: int):
+        self._verdicts = torch.zeros(time_steps)  # 0: not tested yet, 1: kept, -1: dropped
+
+    def own_visits(self, steps: int) -> bool:
+        """Whether the next round's steps learn from their own visits: one is not tested yet, or one was dropped."""
+        return bool((self._verdicts[:steps] <= 0).any())
+
+    def weights(self, steps: int) -> torch.Tensor:
+        """1 for each step (T,), 0 for a dropped one; float64."""
+        return (self._verdicts[:steps] >= 0).double()
+
+    def judge(self, numbers: torch.Tensor, loss: float) -> list[int]:
+        """Take the hospitals' T numbers (K, T) and mean validation loss after a round; list the steps dropped now."""
+        least = numbers.mean(0) - 2 * numbers.std(0) / math.sqrt(len(numbers))
+        before = self._verdicts[: numbers.shape[1]].clone()
+        self._verdicts[: numbers.shape[1]] = torch.where((least > WORSE * loss) | (before < 0), -1.0, 1.0)
+        return [t for t, verdict in enumerate(self._verdicts.tolist(), 1) if verdict < 0 and before[t - 1] >= 0]
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What a checkpoint stores."""
+        return {"verdicts": self._verdicts}
+
+    def load_state(self, state: Tensors) -> None:
+        """Restore :meth:`state`; steps that were added to the run since are not tested yet."""
+        self._verdicts[: len(state["verdicts"])] = state["verdicts"]
 
 
 class OuterOptimizer:

@@ -140,8 +140,8 @@ class FedTARSite(PatientSite):
 
     def steps_of(self, task: Task) -> int | Collection[int] | None:
         """Step t; with replay, every step that the run has come to."""
-        header = task.header
-        if self.settings.temporal.replay == "none":
+        header, replay = task.header, self.settings.temporal.replay
+        if replay == "none" or (replay == "tested" and header.own_visits):
             return header.step
         return range(1, (header.time_steps if header.round > 1 else header.step) + 1)
 

@@ -14,8 +14,10 @@ from fedtar_flare.methods.fedtar.config import AlphaConfig
 from fedtar_flare.methods.fedtar.policy import (
     ALPHA_FLOOR,
     RHO_START,
+    WORSE,
     AlphaPolicy,
     RetainedShares,
+    StepTest,
     hypergradient,
     residual_step,
 )
@@ -345,3 +347,22 @@ def test_a_step_of_the_smallest_alpha_that_is_taken_is_spread_wide_enough(update
     require_spread(start, residual_step(start, mean, ALPHA_FLOOR)[0])
     with pytest.raises(ExchangeError, match="few values"):  # what the floor is there for
         require_spread(start, residual_step(start, mean, 1e-11 / update)[0])
+
+
+@given(st.lists(st.floats(-1, 0), min_size=2, max_size=7), st.floats(allow_nan=False, allow_infinity=False, width=16))
+def test_one_hospital_cannot_have_a_step_dropped(others, liar):
+    test = StepTest(1)
+    assert test.judge(torch.tensor([[n] for n in (*others, liar)], dtype=torch.float64), 1.0) == []
+    assert not test.own_visits(1) and test.weights(1).tolist() == [1.0]
+
+
+@given(st.integers(3, 8), st.floats(1.01, 5.0))
+def test_a_step_is_dropped_once_where_all_agree_and_an_added_one_is_tested(hospitals, share):
+    test, numbers = StepTest(2), torch.full((hospitals, 2), -0.1, dtype=torch.float64)
+    assert test.own_visits(2)
+    numbers[:, 0] = share * WORSE * 0.5
+    assert test.judge(numbers, 0.5) == [1] and test.judge(numbers, 0.5) == []
+    assert test.own_visits(2) and test.weights(2).tolist() == [0.0, 1.0]
+    longer = StepTest(3)
+    longer.load_state(test.state())
+    assert longer.own_visits(3) and longer.weights(3).tolist() == [0.0, 1.0, 1.0]
