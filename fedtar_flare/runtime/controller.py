@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from nvflare.apis.analytix import AnalyticsDataType
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.utils.analytix_utils import create_analytic_dxo, send_analytic_dxo
@@ -91,9 +90,7 @@ class FederatedController(ModelController):
         except Exception as error:  # the run is whole and saved: a page that cannot be written must not fail it
             self.exception(f"the closing page or box could not be written: {error}")
 
-    def train(
-        self, w: Tensors, r: int, t: int, alpha: float = 1.0, own_visits: bool = False
-    ) -> tuple[dict[str, torch.Tensor] | None, Answers]:
+    def train(self, w: Tensors, r: int, t: int, **about: Any) -> tuple[Tensors | None, Answers]:
         """Have the sites train at step t, and aggregate their updates.
 
         Parameters
@@ -102,8 +99,8 @@ class FederatedController(ModelController):
             Weights to train from.
         r, t : int
             Round and time step.
-        alpha, own_visits : float, bool
-            What sites must know (:class:`.TaskHeader`): the aggregate's weight, and whose visits the step learns from.
+        **about
+            Fields of :class:`.TaskHeader` that the method sets, such as ``alpha``.
 
         Returns
         -------
@@ -115,7 +112,7 @@ class FederatedController(ModelController):
         step = TrainingStep(self, w, down, r)
         with step.updates:
             # 1. Weights go down; each update is checked, brought to one form and stored as it comes.
-            header = replace(self.header(r, t, after=version(r, t - 1)), alpha=alpha, own_visits=own_visits)
+            header = replace(self.header(r, t, after=version(r, t - 1)), **about)
             answers = self.send_task(TRAIN, header, down, self.strategy.trainers(), step.accept)
             # 2. Late updates of this step of an earlier round join.
             self.exchange.add_late_answers(answers, header, step.accept)

@@ -42,17 +42,21 @@ class TemporalResidualServer(ServerStrategy):
         self.policy = AlphaPolicy(run.config.time_steps, self.settings.server, seed=run.config.seed)
         self.outer = OuterOptimizer(self.policy, eta=self.settings.server.eta)
         self.retained = RetainedShares() if self.settings.server.hypergradient == "corrected" else None
-        self.test = StepTest(run.config.time_steps) if self.settings.temporal.replay == "tested" else None
+        replay = self.settings.temporal.replay
+        self.test = StepTest(run.config.time_steps) if replay == "tested" else None
+        self.own_visits = replay == "none"  # whether this round's steps learn from their own visits alone
 
     def one_round(self, w: Tensors, r: int) -> Tensors:
         """T residual steps and one outer step (FedTAR, Algorithm 1)."""
         steps = self.steps(r)
-        alphas, own_visits = self._alphas(len(steps)), self._own_visits(r)
+        alphas = self.policy.alphas(len(steps)).detach()
+        if self.test:
+            self.own_visits = self.test.own_visits(len(steps))
         taken = torch.zeros(len(steps), dtype=torch.bool)
         for t in steps:
             alpha, residual = float(alphas[t - 1]), 0.0
             weight = alpha if alpha >= ALPHA_FLOOR else 0.0
-            aggregate, _ = self.run.train(w, r, t, weight, own_visits)  # Eq. 6
+            aggregate, _ = self.run.train(w, r, t, alpha=weight, own_visits=self.own_visits)  # Eq. 6
             if aggregate is not None:  # a step that nobody answered is skipped: w stays
                 if self.retained:
                     self.retained.add(t, w, aggregate)
@@ -64,16 +68,6 @@ class TemporalResidualServer(ServerStrategy):
         self._outer_step(self.run.close_round(w, r), alphas, taken, r)  # Eq. 8
         return w
 
-    def _alphas(self, steps: int) -> torch.Tensor:
-        """alpha_1..alpha_T of psi (T,), 0 at a dropped step."""
-        alphas = self.policy.alphas(steps).detach()
-        return alphas * self.test.weights(steps) if self.test else alphas
-
-    def _own_visits(self, r: int) -> bool:
-        """Whether the steps of round r learn from their own visits, as ``temporal.replay`` says."""
-        replay = self.settings.temporal.replay
-        return self.test.own_visits(len(self.steps(r))) if self.test else replay == "none"
-
     def _outer_step(self, closing: Answers, alphas: torch.Tensor, taken: torch.Tensor, r: int) -> None:
         """psi <- psi - eta grad_psi L_val(w_T(psi)) from the sites' T numbers (first order, exact)."""
         replies = dict(sorted(closing.replies.items()))
@@ -83,20 +77,21 @@ class TemporalResidualServer(ServerStrategy):
         missed = "it trained at no step, or did not receive every step of this round"
         left_out = closing.missing | dict.fromkeys(replies.keys() - validated.keys(), "no validation patient")
         left_out |= dict.fromkeys(numbers.keys() - sent.keys(), missed)
+        every = torch.tensor([sent[site] for site in sorted(sent)], dtype=torch.float64)
         norm: float | None = None
-        if self.test and len(sent) >= MAJORITY and self._own_visits(r):
-            loss = fmean(validated[site].numbers["validation_loss"] for site in sent)
-            for t in self.test.judge(torch.tensor([sent[site] for site in sorted(sent)], dtype=torch.float64), loss):
-                self.run.results.alarm(f"time step {t} made drafts worse at the hospitals: it was dropped")
         if sent and bool(taken.any()) and self.policy.alpha_form not in FIXED:
             reports = {site: int(validated[site].numbers["reports"]) for site in sent}
-            every = torch.tensor([sent[site] for site in sorted(sent)], dtype=torch.float64)
             by_mean = self.run.config.aggregation == "mean"
             pooled = pool_t_numbers(sent, reports) if by_mean else trimmed_mean(every, 0.5)
             retained = self.retained.shares(len(alphas)) if self.retained else None
             rate = r**-0.5 if self.settings.server.eta_schedule == "inverse_sqrt" else 1.0
             norm = self.outer.step(hypergradient(pooled, alphas, taken, retained), rate)
-        moved = self._alphas(len(alphas)).tolist()
+        if self.test and self.own_visits and len(sent) >= MAJORITY:
+            loss = fmean(validated[site].numbers["validation_loss"] for site in sent)
+            for t in self.test.judge(every, loss):
+                self.run.results.alarm(f"time step {t} made drafts worse at the hospitals: it was dropped")
+            self.policy.kept = self.test.kept
+        moved = self.policy.alphas(len(alphas)).detach().tolist()
         about = {"t_numbers": numbers, "left_out": left_out, "psi_grad_norm": norm}
         if self.retained:
             about["retained"] = self.retained.shares(len(alphas))
@@ -105,7 +100,7 @@ class TemporalResidualServer(ServerStrategy):
 
     def trained_visits(self, counts: Sequence[int], r: int, t: int) -> int:
         """Those of step t; with replay, of every step that the run has come to."""
-        return counts[t - 1] if self._own_visits(r) else sum(counts[: None if r > 1 else t])
+        return counts[t - 1] if self.own_visits else sum(counts[: None if r > 1 else t])
 
     def check_content(self, reply: Reply) -> None:
         """T numbers come with a validation loss, and there are T of them."""
@@ -122,9 +117,7 @@ class TemporalResidualServer(ServerStrategy):
             raise ConfigError(f"temporal.replay 'tested' compares hospitals: it takes {MAJORITY} of them or more")
         if self.test and self.retained:
             raise ConfigError("server.hypergradient 'corrected' takes temporal.replay 'none': 'tested' changes visits")
-        self.run.record.write(
-            Alphas(alpha=self._alphas(self.run.config.time_steps).tolist(), first_round=self.run.first_round)
-        )
+        self.run.record.write(Alphas(alpha=self.policy.alphas().tolist(), first_round=self.run.first_round))
 
     def state(self) -> dict[str, torch.Tensor]:
         state = self.outer.state() | (self.retained.state() if self.retained else {})
@@ -140,9 +133,10 @@ class TemporalResidualServer(ServerStrategy):
             self.retained.load_state(state)
         if self.test:
             self.test.load_state(state)
+            self.policy.kept = self.test.kept
 
     def numbers(self) -> dict[str, list[float]]:
-        return {"alpha": [round(float(alpha), 6) for alpha in self._alphas(self.run.config.time_steps)]}
+        return {"alpha": [round(float(alpha), 6) for alpha in self.policy.alphas().detach()]}
 
 
 class TemporalResidualController(FederatedController):

@@ -68,7 +68,8 @@ def residual_step(w: Tensors, mean: Tensors, alpha: float) -> tuple[dict[str, to
 class AlphaPolicy(nn.Module):
     """alpha_1..alpha_T from psi: a learnable table of time embeddings and one hidden ReLU layer (Eq. 8), in float64.
 
-    ``embedding_dim`` is d_psi, of embeddings and layer.
+    ``embedding_dim`` is d_psi, of embeddings and layer. ``kept`` (T,) is 1, and 0 for a step that :class:`StepTest`
+    dropped, whose alpha is 0.
     """
 
     def __init__(self, time_steps: int, config: AlphaConfig, *, embedding_dim: int = 32, seed: int = 0):
@@ -82,6 +83,7 @@ class AlphaPolicy(nn.Module):
             return nn.Parameter(torch.randn(*shape, generator=generator, dtype=torch.float64) * scale)
 
         self.time_steps, d = time_steps, embedding_dim
+        self.kept = torch.ones(time_steps, dtype=torch.float64)
         self.embedding = draw(time_steps, d, scale=1.0)
         self.hidden_weight = draw(d, d, scale=math.sqrt(2 / d))
         self.hidden_bias = nn.Parameter(torch.zeros(d, dtype=torch.float64))
@@ -94,10 +96,11 @@ class AlphaPolicy(nn.Module):
         """alpha_1..alpha_T (T,), or the first ``steps``; float64, differentiable in psi unless the form is fixed."""
         n = steps or self.time_steps
         if self.alpha_form in FIXED:
-            return self.given[:n] if self.alpha_form == "given" else torch.full((n,), 1 / n, dtype=torch.float64)
+            fixed = self.given[:n] if self.alpha_form == "given" else torch.full((n,), 1 / n, dtype=torch.float64)
+            return fixed * self.kept[:n]
         hidden = torch.relu(self.embedding[:n] @ self.hidden_weight.T + self.hidden_bias)
         logits = hidden @ self.output_weight + self.output_bias
-        return torch.softmax(logits, 0) if self.alpha_form == "softmax" else torch.sigmoid(logits)
+        return self.kept[:n] * (torch.softmax(logits, 0) if self.alpha_form == "softmax" else torch.sigmoid(logits))
 
 
 def pool_t_numbers(numbers: Mapping[str, Sequence[float]], reports: Mapping[str, int]) -> torch.Tensor:
@@ -178,9 +181,10 @@ class StepTest:
         """Whether the next round's steps learn from their own visits: one is not tested yet, or one was dropped."""
         return bool((self._verdicts[:steps] <= 0).any())
 
-    def weights(self, steps: int) -> torch.Tensor:
+    @property
+    def kept(self) -> torch.Tensor:
         """1 for each step (T,), 0 for a dropped one; float64."""
-        return (self._verdicts[:steps] >= 0).double()
+        return (self._verdicts >= 0).double()
 
     def judge(self, numbers: torch.Tensor, loss: float) -> list[int]:
         """Take the hospitals' T numbers (K, T) and mean validation loss after a round; list the steps dropped now."""

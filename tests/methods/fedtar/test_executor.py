@@ -94,12 +94,15 @@ def test_scores_of_each_report_and_examples_stay_in_the_site_s_state_for_its_own
         assert not any(part in str(hello) + str(closed) for part in (example.reference, *example.pictures))
 
 
-def test_a_step_trains_on_its_own_visits_and_on_those_that_are_replayed(whole, hospital):
+@pytest.mark.parametrize("replay", ["seen", "tested"])
+def test_a_step_trains_on_its_own_visits_and_on_those_that_are_replayed(whole, hospital, replay):
     counts = whole.hello[0].payload["counts"]["train"]
     assert [reply.numbers["samples"] for reply, _ in whole.trained.values()] == counts * 2
-    site, _, w = hospital(temporal={"replay": "seen"}, training={"local_steps": 1, "batch_size": 2})
+    site, _, w = hospital(temporal={"replay": replay}, training={"local_steps": 1, "batch_size": 2})
     seen = [site.train(w, *place)[0].numbers["samples"] for place in ((1, 1), (1, 2), (2, 1))]
     assert seen == [counts[0], sum(counts), sum(counts)]
+    asked = site.train(w, 2, 2, own_visits=True)[0].numbers["samples"]
+    assert asked == (counts[1] if replay == "tested" else sum(counts)), "a server asks only for what the job allows"
 
 
 @pytest.mark.parametrize(("replay", "where"), [("none", "at step 2"), ("seen", "up to step 2")])
