@@ -104,7 +104,7 @@ class TaskHeader(_Header):
     score : whose reports are scored: ``test`` patients', or ``all`` of a site that never trains
     rounds_per_period : rounds for each period, in a simulation whose visits arrive by periods; 0: all are there at once
     alpha : weight, from 0 to 1, with which this step's aggregate enters the weights
-    own_visits : whether a method whose steps may replay others' visits learns from this step's alone
+    replay : whether a step may learn from other steps' visits too, where the method can say so
     """
 
     _carrier = ("task", "server", "site")
@@ -123,7 +123,7 @@ class TaskHeader(_Header):
     score: str = "test"
     rounds_per_period: int = 0
     alpha: float = 1.0
-    own_visits: bool = False
+    replay: bool = True
     origin: str = ""
     plugin: str = __version__
 
@@ -153,7 +153,7 @@ class TaskHeader(_Header):
             (texts["origin"] == "" or _ORIGIN.fullmatch(texts["origin"]), "origin is no run and state version"),
             (texts["origin"] == "" or not (self.round or self.evaluate), "origin is for a handshake without scores"),
             (isinstance(self.evaluate, bool), "'evaluate' is neither true nor false"),
-            (isinstance(self.own_visits, bool), "'own_visits' is neither true nor false"),
+            (isinstance(self.replay, bool), "'replay' is neither true nor false"),
             (isinstance(self.member, bool), "'member' is neither true nor false"),
             (type(self.alpha) is float and 0 <= self.alpha <= 1, "alpha is not a number from 0 to 1"),
             (self.score in SCORED, f"'score' is not one of {', '.join(SCORED)}"),

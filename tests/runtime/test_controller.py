@@ -145,13 +145,13 @@ def test_a_step_that_makes_every_hospital_worse_is_dropped_and_else_all_visits_j
     class Listening(QuadraticSite):
         def __call__(self, task, header, weights):
             if task == "train":
-                told.append((header.round, header.step, header.own_visits, header.alpha > 0))
+                told.append((header.round, header.step, header.replay, header.alpha > 0))
             return super().__call__(task, header, weights)
 
     local = {n: Listening(n, s.targets, s.samples, s.validation) for n, s in three(bad).items()}
     controller = federation(tmp_path, local, **TESTED)
     events = run(controller)
-    assert set(told) == {(r, t, r == 1 or bad, r == 1 or t != 2 or not bad) for r in (1, 2, 3) for t in (1, 2, 3)}
+    assert set(told) == {(r, t, r > 1 and not bad, r == 1 or t != 2 or not bad) for r in (1, 2, 3) for t in (1, 2, 3)}
     assert [alarm.text for alarm in events["alarm"]] == [
         "time step 2 made drafts worse at the hospitals: it was dropped"
     ] * bad

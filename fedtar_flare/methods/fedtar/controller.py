@@ -44,19 +44,19 @@ class TemporalResidualServer(ServerStrategy):
         self.retained = RetainedShares() if self.settings.server.hypergradient == "corrected" else None
         replay = self.settings.temporal.replay
         self.test = StepTest(run.config.time_steps) if replay == "tested" else None
-        self.own_visits = replay == "none"  # whether this round's steps learn from their own visits alone
+        self.replays = replay == "seen"  # whether this round's steps learn from each other's visits
 
     def one_round(self, w: Tensors, r: int) -> Tensors:
         """T residual steps and one outer step (FedTAR, Algorithm 1)."""
         steps = self.steps(r)
         alphas = self.policy.alphas(len(steps)).detach()
         if self.test:
-            self.own_visits = self.test.own_visits(len(steps))
+            self.replays = self.test.passed(len(steps))
         taken = torch.zeros(len(steps), dtype=torch.bool)
         for t in steps:
             alpha, residual = float(alphas[t - 1]), 0.0
             weight = alpha if alpha >= ALPHA_FLOOR else 0.0
-            aggregate, _ = self.run.train(w, r, t, alpha=weight, own_visits=self.own_visits)  # Eq. 6
+            aggregate, _ = self.run.train(w, r, t, alpha=weight, replay=self.replays)  # Eq. 6
             if aggregate is not None:  # a step that nobody answered is skipped: w stays
                 if self.retained:
                     self.retained.add(t, w, aggregate)
@@ -86,11 +86,11 @@ class TemporalResidualServer(ServerStrategy):
             retained = self.retained.shares(len(alphas)) if self.retained else None
             rate = r**-0.5 if self.settings.server.eta_schedule == "inverse_sqrt" else 1.0
             norm = self.outer.step(hypergradient(pooled, alphas, taken, retained), rate)
-        if self.test and self.own_visits and len(sent) >= MAJORITY:
+        if self.test and not self.replays and len(sent) >= MAJORITY:
             loss = fmean(validated[site].numbers["validation_loss"] for site in sent)
             for t in self.test.judge(every, loss):
                 self.run.results.alarm(f"time step {t} made drafts worse at the hospitals: it was dropped")
-            self.policy.kept = self.test.kept
+            self.policy.active = self.test.active
         moved = self.policy.alphas(len(alphas)).detach().tolist()
         about = {"t_numbers": numbers, "left_out": left_out, "psi_grad_norm": norm}
         if self.retained:
@@ -100,7 +100,7 @@ class TemporalResidualServer(ServerStrategy):
 
     def trained_visits(self, counts: Sequence[int], r: int, t: int) -> int:
         """Those of step t; with replay, of every step that the run has come to."""
-        return counts[t - 1] if self.own_visits else sum(counts[: None if r > 1 else t])
+        return sum(counts[: None if r > 1 else t]) if self.replays else counts[t - 1]
 
     def check_content(self, reply: Reply) -> None:
         """T numbers come with a validation loss, and there are T of them."""
@@ -133,7 +133,7 @@ class TemporalResidualServer(ServerStrategy):
             self.retained.load_state(state)
         if self.test:
             self.test.load_state(state)
-            self.policy.kept = self.test.kept
+            self.policy.active = self.test.active
 
     def numbers(self) -> dict[str, list[float]]:
         return {"alpha": [round(float(alpha), 6) for alpha in self.policy.alphas().detach()]}

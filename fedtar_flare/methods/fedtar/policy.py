@@ -68,7 +68,7 @@ def residual_step(w: Tensors, mean: Tensors, alpha: float) -> tuple[dict[str, to
 class AlphaPolicy(nn.Module):
     """alpha_1..alpha_T from psi: a learnable table of time embeddings and one hidden ReLU layer (Eq. 8), in float64.
 
-    ``embedding_dim`` is d_psi, of embeddings and layer. ``kept`` (T,) is 1, and 0 for a step that :class:`StepTest`
+    ``embedding_dim`` is d_psi, of embeddings and layer. ``active`` (T,) is 1, and 0 for a step that :class:`StepTest`
     dropped, whose alpha is 0.
     """
 
@@ -83,7 +83,7 @@ class AlphaPolicy(nn.Module):
             return nn.Parameter(torch.randn(*shape, generator=generator, dtype=torch.float64) * scale)
 
         self.time_steps, d = time_steps, embedding_dim
-        self.kept = torch.ones(time_steps, dtype=torch.float64)
+        self.active = torch.ones(time_steps, dtype=torch.float64)
         self.embedding = draw(time_steps, d, scale=1.0)
         self.hidden_weight = draw(d, d, scale=math.sqrt(2 / d))
         self.hidden_bias = nn.Parameter(torch.zeros(d, dtype=torch.float64))
@@ -97,10 +97,10 @@ class AlphaPolicy(nn.Module):
         n = steps or self.time_steps
         if self.alpha_form in FIXED:
             fixed = self.given[:n] if self.alpha_form == "given" else torch.full((n,), 1 / n, dtype=torch.float64)
-            return fixed * self.kept[:n]
+            return fixed * self.active[:n]
         hidden = torch.relu(self.embedding[:n] @ self.hidden_weight.T + self.hidden_bias)
         logits = hidden @ self.output_weight + self.output_bias
-        return self.kept[:n] * (torch.softmax(logits, 0) if self.alpha_form == "softmax" else torch.sigmoid(logits))
+        return self.active[:n] * (torch.softmax(logits, 0) if self.alpha_form == "softmax" else torch.sigmoid(logits))
 
 
 def pool_t_numbers(numbers: Mapping[str, Sequence[float]], reports: Mapping[str, int]) -> torch.Tensor:
@@ -177,12 +177,12 @@ class StepTest:
     def __init__(self, time_steps: int):
         self._verdicts = torch.zeros(time_steps)  # 0: not tested yet, 1: kept, -1: dropped
 
-    def own_visits(self, steps: int) -> bool:
-        """Whether the next round's steps learn from their own visits: one is not tested yet, or one was dropped."""
-        return bool((self._verdicts[:steps] <= 0).any())
+    def passed(self, steps: int) -> bool:
+        """Whether all of the first ``steps`` passed, so that the next round's may learn from each other's visits."""
+        return bool((self._verdicts[:steps] > 0).all())
 
     @property
-    def kept(self) -> torch.Tensor:
+    def active(self) -> torch.Tensor:
         """1 for each step (T,), 0 for a dropped one; float64."""
         return (self._verdicts >= 0).double()
 

@@ -141,7 +141,7 @@ class FedTARSite(PatientSite):
     def steps_of(self, task: Task) -> int | Collection[int] | None:
         """Step t; with replay, every step that the run has come to."""
         header, replay = task.header, self.settings.temporal.replay
-        if replay == "none" or (replay == "tested" and header.own_visits):
+        if replay == "none" or (replay == "tested" and not header.replay):
             return header.step
         return range(1, (header.time_steps if header.round > 1 else header.step) + 1)
 

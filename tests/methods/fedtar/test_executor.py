@@ -101,7 +101,7 @@ def test_a_step_trains_on_its_own_visits_and_on_those_that_are_replayed(whole, h
     site, _, w = hospital(temporal={"replay": replay}, training={"local_steps": 1, "batch_size": 2})
     seen = [site.train(w, *place)[0].numbers["samples"] for place in ((1, 1), (1, 2), (2, 1))]
     assert seen == [counts[0], sum(counts), sum(counts)]
-    asked = site.train(w, 2, 2, own_visits=True)[0].numbers["samples"]
+    asked = site.train(w, 2, 2, replay=False)[0].numbers["samples"]
     assert asked == (counts[1] if replay == "tested" else sum(counts)), "a server asks only for what the job allows"
 
 

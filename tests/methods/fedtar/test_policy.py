@@ -353,16 +353,16 @@ def test_a_step_of_the_smallest_alpha_that_is_taken_is_spread_wide_enough(update
 def test_one_hospital_cannot_have_a_step_dropped(others, liar):
     test = StepTest(1)
     assert test.judge(torch.tensor([[n] for n in (*others, liar)], dtype=torch.float64), 1.0) == []
-    assert not test.own_visits(1) and test.kept.tolist() == [1.0]
+    assert test.passed(1) and test.active.tolist() == [1.0]
 
 
 @given(st.integers(3, 8), st.floats(1.01, 5.0))
 def test_a_step_is_dropped_once_where_all_agree_and_an_added_one_is_tested(hospitals, share):
     test, numbers = StepTest(2), torch.full((hospitals, 2), -0.1, dtype=torch.float64)
-    assert test.own_visits(2)
+    assert not test.passed(2)
     numbers[:, 0] = share * WORSE * 0.5
     assert test.judge(numbers, 0.5) == [1] and test.judge(numbers, 0.5) == []
-    assert test.own_visits(2) and test.kept.tolist() == [0.0, 1.0]
+    assert not test.passed(2) and test.active.tolist() == [0.0, 1.0]
     longer = StepTest(3)
     longer.load_state(test.state())
-    assert longer.own_visits(3) and longer.kept.tolist() == [0.0, 1.0, 1.0]
+    assert not longer.passed(3) and longer.active.tolist() == [0.0, 1.0, 1.0]
