@@ -244,15 +244,11 @@ def test_prompts_of_training_are_those_of_a_draft_whose_head_reads_what_the_repo
 def test_scores_count_the_changes_of_visits_in_cells_that_are_large_enough(cohort_of, prior):
     learner, _ = prompted(cohort_of(prior))
     scored, withheld = (learner.evaluate(cell, None, generic=False) for cell in (1, 5))  # of four patients
-    follow_ups = [sample for sample in scored.samples if sample.prior is not None]
-    assert scored.scores["certainty"]["0"][0] == sum(NONE < c < COMPARED for row in changes_of(follow_ups) for c in row)
+    reports = [(s.visit.report, s.prior.report) for s in scored.samples if s.prior is not None]
+    rows = (stated_changes(now, READER.levels(now), READER.levels(before), READER) for now, before in reports)
+    assert scored.scores["certainty"]["0"][0] == sum(NONE < change < COMPARED for row in rows for change in row)
     assert withheld.scores["certainty"] == {}
     assert "certainty" not in prompted(cohort_of("none"))[0].evaluate(1, None, generic=False).scores
-
-
-def changes_of(samples):
-    texts = [(s.visit.report, READER.levels(s.visit.report), READER.levels(s.prior.report)) for s in samples]
-    return [stated_changes(text, now, before, READER) for text, now, before in texts]
 
 
 certainties = st.tuples(st.sampled_from("abcdefgh"), st.integers(0, 2), st.floats(0.3, 1), st.booleans())
