@@ -14,18 +14,3 @@ def learner_of(cohort):
         return fedmrg_learner(cohort, **{"local_steps": 2, "max_grad_norm": 0.0, **(training or {})}, **settings)
 
     return make
-
-
-@pytest.fixture
-def shaken():
-    """Moves every trained parameter of a learner off its start, where half of all gradients vanish."""
-
-    def shake(learner, size=0.05):
-        generator = torch.Generator().manual_seed(1)
-        with torch.no_grad():
-            for parameter in learner.model.parameters():
-                if parameter.requires_grad:
-                    parameter.add_(size * torch.randn(parameter.shape, generator=generator))
-        return learner
-
-    return shake

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from adapted_models import shake
 from torch.nn import functional as F
 
 from fedtar_flare.imaging.batch import collate
@@ -20,6 +21,11 @@ from fedtar_flare.models.adapters.lora import shared_state
 from fedtar_flare.models.report_generator import Encoded
 
 SCALE = 32.0  # alpha 128 by rank 4
+
+
+def shaken(learner, size=0.05):
+    shake(learner.model, size)
+    return learner
 
 
 class ByHand:
@@ -87,7 +93,7 @@ class ByHand:
 @pytest.mark.parametrize(
     ("half", "micro_batch"), [("generic", 0), ("specialised", 0), ("generic", 3), ("specialised", 1)]
 )
-def test_loss_and_gradients_of_a_half_are_those_written_out_by_hand(shaken, learner_of, half, micro_batch):
+def test_loss_and_gradients_of_a_half_are_those_written_out_by_hand(learner_of, half, micro_batch):
     """Also of a batch in parts, whose contrast is the whole batch's."""
     training = {"micro_batch": micro_batch}
     learner = shaken(learner_of(training, contrast_weight=0.1, l2g_weight=0.5, g2l_weight=0.3))
@@ -115,11 +121,11 @@ def test_loss_and_gradients_of_a_half_are_those_written_out_by_hand(shaken, lear
         else:
             assert parameter.grad is None, f"{name} is frozen"
             continue
-        torch.testing.assert_close(parameter.grad, wanted, rtol=2e-3, atol=1e-5, msg=lambda m, n=name: f"{n}: {m}")
+        torch.testing.assert_close(parameter.grad, wanted, rtol=2e-3, atol=2e-5, msg=lambda m, n=name: f"{n}: {m}")
 
 
 @pytest.mark.parametrize("mix", [0.0, 0.3, 1.0])
-def test_the_model_of_drafts_is_its_formula(shaken, learner_of, mix):
+def test_the_model_of_drafts_is_its_formula(learner_of, mix):
     learner = shaken(learner_of())
     by_hand, model = ByHand(learner, learner.cohort.samples("train")[:2], "s"), learner.model.get_base_model()
     with torch.no_grad():
@@ -130,7 +136,7 @@ def test_the_model_of_drafts_is_its_formula(shaken, learner_of, mix):
     torch.testing.assert_close(logits, expected, rtol=1e-3, atol=1e-3)
 
 
-def test_each_half_moves_its_own_adapter_and_nothing_else_to_the_bit(shaken, learner_of):
+def test_each_half_moves_its_own_adapter_and_nothing_else_to_the_bit(learner_of):
     learner = shaken(learner_of())
     copy_broadcast(learner.model)
     generic, broadcast = (shared_state(learner.model, adapter) for adapter in (GENERIC, BROADCAST))
@@ -169,7 +175,7 @@ def test_a_task_done_again_gives_the_same_bits_and_its_state_is_all_that_it_need
     assert learner.personal_part_acts and not learner_of().personal_part_acts
 
 
-def test_validation_is_of_the_generic_model_and_scores_are_of_both(shaken, learner_of):
+def test_validation_is_of_the_generic_model_and_scores_are_of_both(learner_of):
     learner = shaken(learner_of())
     generic = learner.validate().loss
     samples = learner.cohort.samples("validation")
