@@ -1,4 +1,4 @@
-"""A dishonest server, against a site's executor and guard: tasks, and weights and settings by which updates say more."""
+"""A dishonest server, against a site's executor and guard: tasks, weights and settings by which updates say more."""
 
 import errno
 import os
