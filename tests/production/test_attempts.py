@@ -1,4 +1,4 @@
-"""What administrators, a lead, a thief of a kit and another hospital try, over mTLS: each attempt, and how it must end."""
+"""What administrators, a lead, a thief of a kit and another hospital try, over mTLS, and how each attempt must end."""
 
 import json
 import shutil
