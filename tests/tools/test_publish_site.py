@@ -46,6 +46,21 @@ def test_each_version_keeps_its_pages_and_the_start_page_leads_to_the_newest_rel
     assert pages == {"dev": "a.html", "1.10": "c.html", "1.9": "d.html"}
 
 
+def test_of_two_publications_at_once_neither_is_lost(publish, tmp_path):
+    hook, raced, script = (
+        tmp_path / "work" / name for name in (".git/hooks/pre-push", "raced", "tools/publish_site.sh")
+    )
+    first = f"touch {raced}; unset $(git rev-parse --local-env-vars); bash {script} {tmp_path}/site/a 1.0"
+    hook.write_text(f"#!/bin/sh\n[ -e {raced} ] || ({first})\n")
+    hook.chmod(0o700)
+    answer = publish("dev", "a")
+    assert answer.returncode == 0 and raced.exists(), answer.stderr
+    assert published(tmp_path / "origin", "dev/").split()[-1] == published(tmp_path / "origin", "1.0/").split()[-1]
+    hook.write_text("#!/bin/sh\nexit 1\n")
+    answer = publish("1.1", "a")
+    assert answer.returncode == 1 and "'1.1' is not published: git refused the push 5 times" in answer.stderr
+
+
 def test_a_name_that_is_no_version_is_refused(publish, tmp_path):
     for name in ("v1.2.3", "main", "../1.2", ""):
         answer = publish(name, "a")
