@@ -8,7 +8,7 @@ sites, so that what follows from them is what follows from all patients in one p
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Any
 
@@ -23,6 +23,7 @@ from fedtar_flare.metrics.text_sums import text_sums
 RATIOS = ("finding_f1", "presence_f1", "side_accuracy", "degree_accuracy", "change_accuracy", "rouge_l")
 Result = tuple[float, float, float, float | None]
 """A value with the ends of its 95 % interval; of a difference also p."""
+ROUNDED = 5.0  # rounding at most halves each of two B, and raises a square by a quarter
 NORMAL = 1.959963984540054  # standard deviations of a 95 % interval
 
 
@@ -79,25 +80,39 @@ def _having(of: PatientSums) -> list[str]:
 
 @dataclass(frozen=True)
 class SiteSums:
-    """What :func:`guarded_sums` gave of each score at a site, of the candidates that it scored, in their order."""
+    """What :func:`guarded_sums` gave of each score at a site, of the candidates that it scored, in their order.
+
+    ``most`` has scores of which no B of the site counts for more.
+    """
 
     candidates: Sequence[str]
     scores: Mapping[str, Mapping[str, Any]]
+    most: Mapping[str, float] = field(default_factory=dict)
+
+    def largest(self) -> dict[str, float]:
+        """The largest B of each score."""
+        number = len(self.candidates)
+        return {score: max(of["sums"][number : 2 * number]) for score, of in self.scores.items() if number}
 
     def parts(self, score: str, names: Sequence[str]) -> tuple[Array, Array, Array, float] | None:
         """A (C,), B (C,), products (2 C, 2 C) and n of some candidates; None where the site has not all of them.
 
-        ValueError for sums that no patients have: below 0 they would undo those of other sites.
+        ValueError for sums that no patients have: below 0 they would undo those of other sites, and products beyond
+        those of one patient who has it all would make every interval as wide as one likes.
         """
         if score not in self.scores or not {*names} <= {*self.candidates}:
             return None
         of, places = self.scores[score], [self.candidates.index(name) for name in names]
         both = [*places, *(len(self.candidates) + place for place in places)]
-        products = [[of["products"][str(i)][j] for j in both] for i in both]
+        products = np.array([[of["products"][str(i)][j] for j in both] for i in both])
         above, below = np.array(of["sums"])[both].reshape(2, -1)
-        if not (above.min() >= 0 and below.min() >= 1 and of["n"] == int(of["n"]) >= 0):
+        most = ROUNDED * np.outer(np.tile(below, 2), np.tile(below, 2))
+        if not (
+            (abs(products) <= most).all() and above.min() >= 0 and below.min() >= 1 and of["n"] == int(of["n"]) >= 0
+        ):
             raise ValueError(f"{score}: no sums of patients")
-        return above, below, np.array(products), of["n"]
+        share = np.minimum(1, self.most.get(score, math.inf) / below)
+        return share * above, share * below, products * np.outer(np.tile(share, 2), np.tile(share, 2)), of["n"]
 
 
 def combined(sites: Sequence[SiteSums], score: str, weights: Mapping[str, float]) -> tuple[Interval, float] | None:

@@ -15,7 +15,7 @@ from fedtar_flare.methods.evaluate.method import RESULTS_FILE, Compared
 from fedtar_flare.metrics.paired_sums import guarded_sums
 from fedtar_flare.metrics.significance import patient_sums, share_of_sums
 from fedtar_flare.protocol.messages import ok, version
-from fedtar_flare.record.events import Evaluation
+from fedtar_flare.record.events import Alarm, Evaluation
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.runtime.in_process import run_in_process
 from fedtar_flare.runtime.recipe import MethodRecipe
@@ -202,12 +202,17 @@ def test_the_server_compares_whoever_answers_and_refuses_what_no_site_can_have(t
         "below zero": spoilt(sums=[-5.0, -1.0, -9.0, -9.0]),
         "almost nothing": spoilt(sums=[0.0, 0.0, 1e-300, 1e-300]),
         "odd number": spoilt(n=1e-160),
+        "endless spread": spoilt(products={str(i): [1e9] * 4 for i in range(4)}),
+        "no number": spoilt(sums=[float("nan"), 1.0, 5.0, 5.0]),
+        "infinite": spoilt(sums=[1.0, 1.0, float("inf"), 5.0]),
         "name": lambda payload: payload["candidates"].update(other="scored"),
         "word": lambda payload: payload["candidates"].update(a="perhaps"),
         "score": lambda payload: payload["sums"].update(bleu_4=payload["sums"]["finding_f1"]),
     }
     sites = {name: Answering(name, 1, ["a", "b"], spoil) for name, spoil in wrong.items()}
     sites |= {"site-1": Answering("site-1", 2, ["a", "b"]), "site-2": Answering("site-2", 3, ["a"])}
+    sites["idle"] = Answering("idle", 1, [], lambda payload: payload.update(sums={"rouge_l": {"sums": 5}}))
+    sites["heavy"] = Answering("heavy", 1, ["a", "b"], spoilt(sums=[0.0, 0.0, 1e9, 1e9]))
     run = FunctionFederation(
         tmp_path, sites, "evaluate", evaluate={"candidates": {"a": "", "b": ""}}, num_rounds=1, time_steps=T
     )
@@ -215,8 +220,10 @@ def test_the_server_compares_whoever_answers_and_refuses_what_no_site_can_have(t
     event = compared(run.results_folder)
     assert {*event.left_out} == {*wrong} and event.sites["site-2"] == {"a": "scored"}
     assert {*event.results["finding_f1"]} == {"a", "b", "a - b"}
+    (value, *_), (alarm,) = event.results["finding_f1"]["a"], of_kind(read_events(run.results_folder), Alarm)
+    assert "heavy" in alarm.text and value > 0.04, "a say of ten hospitals, not of a million"
     page = (run.results_folder / "report.html").read_text()
     assert "a - b" in page and "Federated evaluation" in page and not run.panics
     assert {site: {*of} for site, of in json.loads((run.results_folder / RESULTS_FILE).read_text()).items()} == {
-        "site-1": {"a", "b"}, "site-2": {"a"},
+        "heavy": {"a", "b"}, "idle": set(), "site-1": {"a", "b"}, "site-2": {"a"},
     }  # fmt: skip

@@ -1,6 +1,8 @@
 """The method ``evaluate``: its candidates, its one task, the comparison at the server and its section of the page."""
 
+import statistics
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from pydantic import Field as Setting
@@ -29,6 +31,7 @@ from fedtar_flare.registry import Method
 from fedtar_flare.reporting.format import heading, number, score
 from fedtar_flare.reporting.run import Run
 from fedtar_flare.reporting.section import Section, table
+from fedtar_flare.runtime.aggregation import PLAUSIBLE
 from fedtar_flare.runtime.server_strategy import ServerStrategy
 
 RESULTS_FILE = "cross_val_results.json"
@@ -70,7 +73,7 @@ class EvaluateServer(ServerStrategy):
         answers = run.send_task(VALIDATE, header, w, run.membership.sites, lambda *_: None)
         run.results.evaluation(r, answers)
         found = {site: reply.payload["candidates"] for site, reply in sorted(answers.replies.items())}
-        sums = {site: sums_of(answers.replies[site]) for site in found}
+        sums = self._believed({site: sums_of(answers.replies[site]) for site in found})
         results = compared([*sums.values()], names)
         run.record.write(Compared(round=r, sites=found, left_out=answers.missing, results=results))
         by_site: dict[str, dict[str, dict[str, float]]] = {}
@@ -79,6 +82,18 @@ class EvaluateServer(ServerStrategy):
             by_site[site] = {name: {key: of[name][0] for key, of in values.items()} for name in of_site.candidates}
         write_json(run.results_folder / RESULTS_FILE, by_site)
         return w
+
+    def _believed(self, sums: Mapping[str, SiteSums]) -> dict[str, SiteSums]:
+        """Limit each site's say in a score as membership limits its visits: to so many times the others' median."""
+        believed, largest = {}, {site: of.largest() for site, of in sums.items()}
+        for site, own in largest.items():
+            others = {key: [of[key] for name, of in largest.items() if name != site and key in of] for key in own}
+            most = {key: PLAUSIBLE * statistics.median(values) for key, values in others.items() if values}
+            believed[site] = replace(sums[site], most=most)
+            if any(own[key] > limit for key, limit in most.items()):
+                text = f"{site} sends sums of far more than the other sites: of each score at most {PLAUSIBLE} times"
+                self.run.results.alarm(f"{text} their median counts")
+        return believed
 
     def check_content(self, reply: Reply) -> None:
         """Refuse candidates that the job does not name, and sums that no site can have."""
