@@ -35,12 +35,8 @@ Much smaller alphas would change some float32 values and not others: sites refus
 RHO_START = 0.5
 """rho_t in the first round, about what 12 updates keep (.47 measured). With 0 the last step alone would count then."""
 
-WORSE = 0.1
-"""Share of the validation loss by which a step must raise it, beyond doubt, to be dropped.
-
-At three hospitals whose reports of a step were other patients' T numbers less two standard errors were .32 to .52 of
-it, but for one step (0), and at most .05 of it where nothing was wrong.
-"""
+WORSE = 0.2
+"""Share of the validation loss by which a step must raise it, beyond doubt, to be dropped (docs/research/time.md)."""
 
 FIXED = ("uniform", "given")
 """Forms of alpha that are not learnt."""
@@ -169,9 +165,9 @@ class RetainedShares:
 class StepTest:
     """Which time steps make drafts worse, by T numbers of rounds whose steps learn from their own visits.
 
-    A T number says by how much its step raised a hospital's validation loss. Where the hospitals' mean less two
-    standard errors is above :data:`WORSE` of that loss, the step is dropped: its alpha is 0 from then on. A single
-    hospital that lies moves the standard error as much as the mean, so it cannot have a step dropped.
+    A T number says by how much its step raised a hospital's validation loss. Where the hospitals' median less two
+    standard errors is above :data:`WORSE` of that loss, the step is dropped: its alpha is 0 from then on. It takes half
+    of the hospitals, so a single one that lies cannot have a step dropped.
     """
 
     def __init__(self, time_steps: int):
@@ -188,7 +184,8 @@ class StepTest:
 
     def judge(self, numbers: torch.Tensor, loss: float) -> list[int]:
         """Take the hospitals' T numbers (K, T) and mean validation loss after a round; list the steps dropped now."""
-        least = numbers.mean(0) - 2 * numbers.std(0) / math.sqrt(len(numbers))
+        # one standard error for all steps: that of a single step is too uncertain where hospitals are few
+        least = numbers.median(0).values - 2 * (numbers.var(0).mean() / len(numbers)).sqrt()
         before = self._verdicts[: numbers.shape[1]].clone()
         self._verdicts[: numbers.shape[1]] = torch.where((least > WORSE * loss) | (before < 0), -1.0, 1.0)
         return [t for t, verdict in enumerate(self._verdicts.tolist(), 1) if verdict < 0 and before[t - 1] >= 0]
