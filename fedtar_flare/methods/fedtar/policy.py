@@ -167,7 +167,9 @@ class StepTest:
 
     A T number says by how much its step raised a hospital's validation loss. Where the hospitals' median less two
     standard errors is above :data:`WORSE` of that loss, the step is dropped: its alpha is 0 from then on. It takes half
-    of the hospitals, so a single one that lies cannot have a step dropped.
+    of the hospitals, so a single one that lies cannot have a step dropped. At most half of the steps are dropped.
+
+    Where validation reports are wrong in the same way as those of some steps, the right steps are dropped.
     """
 
     def __init__(self, time_steps: int):
@@ -186,9 +188,13 @@ class StepTest:
         """Take the hospitals' T numbers (K, T) and mean validation loss after a round; list the steps dropped now."""
         # one standard error for all steps: that of a single step is too uncertain where hospitals are few
         least = numbers.median(0).values - 2 * (numbers.var(0).mean() / len(numbers)).sqrt()
-        before = self._verdicts[: numbers.shape[1]].clone()
-        self._verdicts[: numbers.shape[1]] = torch.where((least > WORSE * loss) | (before < 0), -1.0, 1.0)
-        return [t for t, verdict in enumerate(self._verdicts.tolist(), 1) if verdict < 0 and before[t - 1] >= 0]
+        before = self._verdicts[: numbers.shape[1]]
+        now = torch.where((least > WORSE * loss) | (before < 0), -1.0, 1.0)
+        if 2 * int((now < 0).sum()) > len(now):  # then it is the validation reports that are in doubt
+            now = torch.where(before < 0, -1.0, 1.0)
+        dropped = [t for t in range(1, len(now) + 1) if now[t - 1] < 0 <= before[t - 1]]
+        self._verdicts[: len(now)] = now
+        return dropped
 
     def state(self) -> dict[str, torch.Tensor]:
         """What a checkpoint stores."""

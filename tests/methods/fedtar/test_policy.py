@@ -359,6 +359,7 @@ def test_one_hospital_cannot_have_a_step_dropped(others, liar):
 @given(st.integers(3, 8), st.floats(1.01, 5.0))
 def test_a_step_is_dropped_once_where_all_agree_and_an_added_one_is_tested(hospitals, share):
     test, numbers = StepTest(2), torch.full((hospitals, 2), -0.1, dtype=torch.float64)
+    assert StepTest(2).judge(numbers + 1.0, 0.5) == [], "where all look wrong it is the validation reports"
     assert not test.passed(2)
     numbers[:, 0] = share * WORSE * 0.5
     assert test.judge(numbers, 0.5) == [1] and test.judge(numbers, 0.5) == []
