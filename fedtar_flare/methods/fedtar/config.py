@@ -83,8 +83,8 @@ class TemporalConfig(Settings):
         "none",
         description="which visits a step trains on: 'none': its own (the paper), 'seen': of every step so far, "
         "'tested': its own in the first round, in which steps that make three hospitals or more worse are found; then "
-        "those of every step where none is, else its own, and such steps are dropped. Validation reports must be right: "
-        "where they are as wrong as a step's, right steps are dropped",
+        "those of every step where none is, else its own, and such steps are dropped. Where validation reports are "
+        "wrong too, right steps are dropped",
     )
     personal: Literal["whole", "alpha"] = Field(
         "whole",
