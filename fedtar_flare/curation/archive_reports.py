@@ -45,7 +45,7 @@ def join_reports(index: Index, reports: Path | None) -> int:
     elif reports is not None:
         by_key = reports_of_table(reports, index.problems)
     studies, index.studies = index.studies, []
-    used, texts = set[str](), dict[Path, dict[str, Path]]()
+    used, texts = set[str](), dict[Path, dict[str, list[Path]]]()
     for study in studies:
         with collecting(index.problems):
             matching = _matching(study, by_key if reports else _beside(study, texts), index)
@@ -122,10 +122,10 @@ def _by_day(study: Study, by_key: ByKey, index: Index) -> list[Report]:
     return reports
 
 
-def _beside(study: Study, texts: dict[Path, dict[str, Path]]) -> ByKey:
-    """The first text file that lies with a study, under the key that its name is; ``texts`` of folders are listed once.
+def _beside(study: Study, texts: dict[Path, dict[str, list[Path]]]) -> ByKey:
+    """The first text file that lies with a study, under the key that its name is; ``texts`` are those listed so far.
 
-    ``Report.TXT`` is as good as ``report.txt``, but numbers that differ in case are not taken for one.
+    ``Report.TXT`` is as good as ``report.txt``, and both together are two reports. Numbers that differ in case are two.
     """
     numbers = {order.value for order in study.orders}
     folders = {path.parent for path in study.files}
@@ -135,12 +135,13 @@ def _beside(study: Study, texts: dict[Path, dict[str, Path]]) -> ByKey:
     around = (*inside, *between, *sorted(folders), study.top.parent)
     for folder, stem in (*((folder, name) for folder in around for name in (*sorted(numbers), study.uid)), *general):
         if folder not in texts:
-            files = sorted(file for file in folder.glob("*.[tT][xX][tT]") if file.is_file())
-            texts[folder] = {REPORT if file.stem.lower() == REPORT else file.stem: file for file in files}
-        if file := texts[folder].get(stem):
-            named = file.stem in numbers
-            key = ("accession", file.stem) if named else ("uid", study.uid)
-            return {key: [Report(str(file), file, order=Identifier(file.stem) if named else NOBODY)]}
+            texts[folder] = defaultdict(list)
+            for file in sorted(file for file in folder.glob("*.[tT][xX][tT]") if file.is_file()):
+                texts[folder][REPORT if file.stem.lower() == REPORT else file.stem].append(file)
+        if files := texts[folder].get(stem):
+            named = stem in numbers
+            key = ("accession", stem) if named else ("uid", study.uid)
+            return {key: [Report(str(file), file, order=Identifier(stem) if named else NOBODY) for file in files]}
     return {}
 
 

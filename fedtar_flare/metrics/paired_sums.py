@@ -82,7 +82,7 @@ def _having(of: PatientSums) -> list[str]:
 class SiteSums:
     """What :func:`guarded_sums` gave of each score at a site, of the candidates that it scored, in their order.
 
-    ``most`` has scores of which no B of the site counts for more.
+    ``most`` is the largest B that counts, by score: a site with a larger one is scaled down to it.
     """
 
     candidates: Sequence[str]

@@ -251,6 +251,15 @@ def test_reports_beside_the_study_or_in_a_folder(tmp_path, place):
     assert read_manifest(tmp_path / "m.csv").patients()[0].visits[0].report == "Clear."
 
 
+def test_two_files_of_one_name_that_differ_in_case_are_two_reports(tmp_path):
+    study(tmp_path / "s")
+    for name, text in (("report.txt", "Clear."), ("Report.TXT", "Effusion.")):
+        (tmp_path / "s" / name).write_text(text)
+    index = index_folder(tmp_path)
+    join_reports(index, None)
+    assert not index.studies and index.rejected() == {"ambiguous-report": 1}
+
+
 @pytest.mark.parametrize("how", ["table", "folder", "beside"])
 def test_a_report_under_an_accession_number_of_two_patients_is_left_out(tmp_path, how):
     study(tmp_path / "d" / "p", "P", "1.2.1")

@@ -89,7 +89,8 @@ class TemporalResidualServer(ServerStrategy):
         if self.test and not self.replays and len(sent) >= MAJORITY:
             loss = fmean(validated[site].numbers["validation_loss"] for site in sent)
             for t in self.test.judge(every, loss):
-                self.run.results.alarm(f"time step {t} made drafts worse at the hospitals: it was dropped")
+                text = f"time step {t} made drafts worse at the hospitals and was dropped: check its reports, and"
+                self.run.results.alarm(f"{text} those of validation patients")
             self.policy.active = self.test.active
         moved = self.policy.alphas(len(alphas)).detach().tolist()
         about = {"t_numbers": numbers, "left_out": left_out, "psi_grad_norm": norm}

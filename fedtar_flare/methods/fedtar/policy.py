@@ -36,7 +36,8 @@ RHO_START = 0.5
 """rho_t in the first round, about what 12 updates keep (.47 measured). With 0 the last step alone would count then."""
 
 WORSE = 0.2
-"""Share of the validation loss by which a step must raise it, beyond doubt, to be dropped (docs/research/time.md)."""
+"""A step is dropped if its T number is, beyond doubt, above this share of the reports' validation loss (chosen in
+docs/research/time.md)."""
 
 FIXED = ("uniform", "given")
 """Forms of alpha that are not learnt."""
@@ -165,11 +166,10 @@ class RetainedShares:
 class StepTest:
     """Which time steps make drafts worse, by T numbers of rounds whose steps learn from their own visits.
 
-    A T number says by how much its step raised a hospital's validation loss. Where the hospitals' median less two
-    standard errors is above :data:`WORSE` of that loss, the step is dropped: its alpha is 0 from then on. It takes half
-    of the hospitals, so a single one that lies cannot have a step dropped. At most half of the steps are dropped.
-
-    Where validation reports are wrong in the same way as those of some steps, the right steps are dropped.
+    A T number estimates by how much its step raised a hospital's validation loss, to first order. A step is dropped,
+    with alpha 0 from then on, if the hospitals' median less two standard errors is above :data:`WORSE` of the reports'
+    mean validation loss. A single hospital that lies cannot have a step dropped that harmed no other. At most half of
+    the steps are dropped. Where validation reports are wrong like those of some steps, the right steps are dropped.
     """
 
     def __init__(self, time_steps: int):
@@ -185,7 +185,20 @@ class StepTest:
         return (self._verdicts >= 0).double()
 
     def judge(self, numbers: torch.Tensor, loss: float) -> list[int]:
-        """Take the hospitals' T numbers (K, T) and mean validation loss after a round; list the steps dropped now."""
+        """Test the steps of a round, and drop those that made drafts worse.
+
+        Parameters
+        ----------
+        numbers : Tensor
+            T numbers (K, T) of K >= 3 hospitals, float64, in nats per token.
+        loss : float
+            Mean of the hospitals' validation losses, of reports alone, in nats per token.
+
+        Returns
+        -------
+        list of int
+            The steps that are dropped now, from 1.
+        """
         # one standard error for all steps: that of a single step is too uncertain where hospitals are few
         least = numbers.median(0).values - 2 * (numbers.var(0).mean() / len(numbers)).sqrt()
         before = self._verdicts[: numbers.shape[1]]
@@ -201,8 +214,9 @@ class StepTest:
         return {"verdicts": self._verdicts}
 
     def load_state(self, state: Tensors) -> None:
-        """Restore :meth:`state`; steps that were added to the run since are not tested yet."""
-        self._verdicts[: len(state["verdicts"])] = state["verdicts"]
+        """Restore :meth:`state`; steps that were added to the run since, or never tested, are not tested yet."""
+        if (verdicts := state.get("verdicts")) is not None:
+            self._verdicts[: len(verdicts)] = verdicts
 
 
 class OuterOptimizer:
