@@ -162,10 +162,20 @@ def test_a_step_that_makes_every_hospital_worse_is_dropped_and_else_all_visits_j
     assert same_bits(last(on), last(controller))
 
 
-def test_two_hospitals_are_too_few_to_test_steps(tmp_path):
-    two = dict(list(three(True).items())[:2])
-    end = run(federation(tmp_path, two, **TESTED))["end"][0]
+@pytest.mark.parametrize("unseen", [[], ["site-3"]])
+def test_two_hospitals_are_too_few_to_test_steps(tmp_path, unseen):
+    two = dict(list(three(True).items())[: 2 + len(unseen)])
+    end = run(federation(tmp_path, two, unseen=unseen, **TESTED))["end"][0]
     assert end.status == "failed" and "it takes 3 of them" in end.reason
+
+
+def test_steps_that_too_few_hospitals_could_test_are_not_mixed_and_an_alarm_says_so(tmp_path):
+    local = three(True)
+    local["site-1"].validation = None
+    controller = federation(tmp_path, local, **TESTED)
+    alarms = [alarm.text for alarm in run(controller)["alarm"]]
+    assert alarms == ["fewer than 3 hospitals sent T numbers: time steps are not tested yet"]
+    assert not controller.strategy.replays
 
 
 def test_theorem_2_in_the_record_and_every_site_is_accounted_for(tmp_path):

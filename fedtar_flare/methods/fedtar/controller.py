@@ -1,7 +1,6 @@
 """FedTAR at the server: rounds of time steps with residual aggregation."""
 
 from collections.abc import Sequence
-from statistics import fmean
 from typing import Any, Literal
 
 import torch
@@ -86,9 +85,11 @@ class TemporalResidualServer(ServerStrategy):
             retained = self.retained.shares(len(alphas)) if self.retained else None
             rate = r**-0.5 if self.settings.server.eta_schedule == "inverse_sqrt" else 1.0
             norm = self.outer.step(hypergradient(pooled, alphas, taken, retained), rate)
-        if self.test and not self.replays and len(sent) >= MAJORITY:
-            loss = fmean(validated[site].numbers["validation_loss"] for site in sent)
-            for t in self.test.judge(every, loss):
+        if self.test and not self.replays and len(sent) < MAJORITY:
+            self.run.results.alarm(f"fewer than {MAJORITY} hospitals sent T numbers: time steps are not tested yet")
+        elif self.test and not self.replays:
+            losses = [validated[site].numbers["validation_loss"] for site in sorted(sent)]
+            for t in self.test.judge(every, torch.tensor(losses, dtype=torch.float64)):
                 text = f"time step {t} made drafts worse at the hospitals and was dropped: check its reports, and"
                 self.run.results.alarm(f"{text} those of validation patients")
             self.policy.active = self.test.active
@@ -114,8 +115,10 @@ class TemporalResidualServer(ServerStrategy):
     def on_start(self) -> None:
         if self.retained and self.run.membership.lora_mean == "product":
             raise ConfigError("server.hypergradient 'corrected' compares factors, which lora.mean 'product' makes anew")
-        if self.test and len(self.run.membership.sites) < MAJORITY:
-            raise ConfigError(f"temporal.replay 'tested' compares hospitals: it takes {MAJORITY} of them or more")
+        visits = self.run.membership.visits
+        if self.test and sum(any(visits[site]["validation"]) for site in self.run.membership.members) < MAJORITY:
+            text = f"it takes {MAJORITY} of them or more with validation patients"
+            raise ConfigError(f"temporal.replay 'tested' compares hospitals: {text}")
         if self.test and self.retained:
             raise ConfigError("server.hypergradient 'corrected' takes temporal.replay 'none': 'tested' changes visits")
         self.run.record.write(Alphas(alpha=self.policy.alphas().tolist(), first_round=self.run.first_round))

@@ -23,6 +23,7 @@ from fedtar_flare.core.files import without_prefix
 from fedtar_flare.learning.training import load_optimizer_state, optimizer_state
 from fedtar_flare.methods.fedtar.config import AlphaConfig
 from fedtar_flare.protocol.exchange import Tensors
+from fedtar_flare.runtime.aggregation import TRIMMED
 from fedtar_flare.runtime.training import ProductMean
 
 ALPHA_FLOOR = 1e-5
@@ -38,6 +39,9 @@ RHO_START = 0.5
 WORSE = 0.2
 """A step is dropped if its T number is, beyond doubt, above this share of the reports' validation loss (chosen in
 docs/research/time.md)."""
+
+APART = 3
+"""In that loss no hospital's counts for more than so many times their median, or for less than that part of it."""
 
 FIXED = ("uniform", "given")
 """Forms of alpha that are not learnt."""
@@ -168,8 +172,9 @@ class StepTest:
 
     A T number estimates by how much its step raised a hospital's validation loss, to first order. A step is dropped,
     with alpha 0 from then on, if the hospitals' median less two standard errors is above :data:`WORSE` of the reports'
-    mean validation loss. A single hospital that lies cannot have a step dropped that harmed no other. At most half of
-    the steps are dropped. Where validation reports are wrong like those of some steps, the right steps are dropped.
+    mean validation loss. A single hospital that lies cannot have a step dropped that harmed no other, nor, of five or
+    more, prevent a drop that the others agree on. At most half of the steps are dropped. Where validation reports are
+    wrong like those of some steps, the right steps are dropped.
     """
 
     def __init__(self, time_steps: int):
@@ -184,23 +189,32 @@ class StepTest:
         """1 for each step (T,), 0 for a dropped one; float64."""
         return (self._verdicts >= 0).double()
 
-    def judge(self, numbers: torch.Tensor, loss: float) -> list[int]:
+    def judge(self, numbers: torch.Tensor, losses: torch.Tensor) -> list[int]:
         """Test the steps of a round, and drop those that made drafts worse.
 
         Parameters
         ----------
         numbers : Tensor
             T numbers (K, T) of K >= 3 hospitals, float64, in nats per token.
-        loss : float
-            Mean of the hospitals' validation losses, of reports alone, in nats per token.
+        losses : Tensor
+            The hospitals' validation losses (K,), of reports alone, float64, in nats per token.
 
         Returns
         -------
         list of int
             The steps that are dropped now, from 1.
         """
-        # one standard error for all steps: that of a single step is too uncertain where hospitals are few
-        least = numbers.median(0).values - 2 * (numbers.var(0).mean() / len(numbers)).sqrt()
+        # 1. The hospitals' distances from their median, those of the farthest fifth cut to the next one's.
+        median = numbers.median(0).values
+        distances = numbers - median
+        lengths = distances.norm(dim=1)
+        most = lengths.sort().values[-1 - int(TRIMMED * len(lengths))]
+        far = lengths > most
+        distances[far] *= (most / lengths[far])[:, None]
+        # 2. One standard error for all steps: that of a single step is too uncertain where hospitals are few.
+        least = median - 2 * (distances.var(0).mean() / len(numbers)).sqrt()
+        # 3. What is beyond doubt too large is dropped.
+        loss = losses.clamp(losses.median() / APART, APART * losses.median()).mean()
         before = self._verdicts[: numbers.shape[1]]
         now = torch.where((least > WORSE * loss) | (before < 0), -1.0, 1.0)
         if 2 * int((now < 0).sum()) > len(now):  # then it is the validation reports that are in doubt

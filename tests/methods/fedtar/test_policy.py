@@ -352,18 +352,27 @@ def test_a_step_of_the_smallest_alpha_that_is_taken_is_spread_wide_enough(update
 @given(st.lists(st.floats(-1, 0), min_size=2, max_size=7), st.floats(allow_nan=False, allow_infinity=False, width=16))
 def test_one_hospital_cannot_have_a_step_dropped(others, liar):
     test = StepTest(1)
-    assert test.judge(torch.tensor([[n] for n in (*others, liar)], dtype=torch.float64), 1.0) == []
+    numbers = torch.tensor([[n] for n in (*others, liar)], dtype=torch.float64)
+    assert test.judge(numbers, torch.tensor([*[1.0] * len(others), abs(liar)], dtype=torch.float64)) == []
     assert test.passed(1) and test.active.tolist() == [1.0]
 
 
 @given(st.integers(3, 8), st.floats(1.01, 5.0))
 def test_a_step_is_dropped_once_where_all_agree_and_an_added_one_is_tested(hospitals, share):
     test, numbers = StepTest(2), torch.full((hospitals, 2), -0.1, dtype=torch.float64)
-    assert StepTest(2).judge(numbers + 1.0, 0.5) == [], "where all look wrong it is the validation reports"
+    losses = torch.full((hospitals,), 0.5, dtype=torch.float64)
+    assert StepTest(2).judge(numbers + 1.0, losses) == [], "where all look wrong it is the validation reports"
     assert not test.passed(2)
     numbers[:, 0] = share * WORSE * 0.5
-    assert test.judge(numbers, 0.5) == [1] and test.judge(numbers, 0.5) == []
+    assert test.judge(numbers, losses) == [1] and test.judge(numbers, losses) == []
     assert not test.passed(2) and test.active.tolist() == [0.0, 1.0]
     longer = StepTest(3)
     longer.load_state(test.state())
     assert not longer.passed(3) and longer.active.tolist() == [0.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(("number", "loss"), [(1e9, 0.5), (-1e9, 0.5), (0.3, 1e4), (-1e9, 1e4)])
+def test_one_hospital_of_five_cannot_prevent_a_drop(number, loss):
+    numbers = torch.tensor([[0.3, -0.1], [0.32, -0.1], [0.34, -0.12], [0.36, 0.0], [number, number]]).double()
+    losses = torch.tensor([0.4, 0.5, 0.6, 0.5, loss]).double()
+    assert StepTest(2).judge(numbers, losses) == [1]
