@@ -164,8 +164,9 @@ class RunSettings(dict[str, Any]):
         return RunSettings(**(self | groups))
 
     def digest(self) -> str:
-        """Hash the settings (:func:`digest`)."""
-        return digest(*self.values())
+        """Hash the settings, which all sites must share, in the order of their groups, to 16 hexadecimal digits."""
+        text = json.dumps([group.to_dict() for group in self.values()], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def to_dict(self) -> dict[str, Any]:
         """Give the values by group and name."""
@@ -184,12 +185,6 @@ def suggestion(word: str, known: Collection[str]) -> str:
     """The most similar known word as ``; did you mean 'X'?``, to end an error with; empty where none is similar."""
     near = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean '{near[0]}'?" if near else ""
-
-
-def digest(*settings: Settings) -> str:
-    """Hash settings that all sites must share, in a fixed order, to 16 hexadecimal digits."""
-    text = json.dumps([group.to_dict() for group in settings], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _as_tuple(value: Any) -> Any:

@@ -43,20 +43,13 @@ def quoted(value: Any) -> str:
 class Progress:
     """Reports how far work is, how fast, and how much longer it takes, at most every ``every`` seconds."""
 
-    def __init__(
-        self,
-        what: str,
-        total: int,
-        say: Callable[[str], object],
-        every: float = EVERY_SECONDS,
-        clock: Callable[[], float] = time.monotonic,
-    ):
-        self._what, self._total, self._say, self._every, self._clock = what, total, say, every, clock
-        self._start = self._last = clock()
+    def __init__(self, what: str, total: int, say: Callable[[str], object], every: float = EVERY_SECONDS):
+        self._what, self._total, self._say, self._every = what, total, say, every
+        self._start = self._last = time.monotonic()
 
     def __call__(self, done: int) -> None:
         """Report that ``done`` of all units are finished; how much longer it takes, from a tenth on."""
-        now = self._clock()
+        now = time.monotonic()
         if now - self._last < self._every:
             return
         self._last = now

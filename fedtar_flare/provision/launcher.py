@@ -26,8 +26,7 @@ from nvflare.private.fed.client.client_req_processors import ClientRequestProces
 from fedtar_flare.core.errors import ConfigError, FedTARError
 from fedtar_flare.provision.health import Pulse
 from fedtar_flare.provision.retention import EVERY, look
-from fedtar_flare.provision.site_requests import RequestFilter
-from fedtar_flare.provision.wire import guard_cells
+from fedtar_flare.provision.wire import RequestFilter, guard_cells
 
 
 class SupervisedHandle(JobHandleSpec):

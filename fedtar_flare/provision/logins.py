@@ -19,7 +19,7 @@ from nvflare.fuel.f3.sfm.sfm_conn import SfmConnection
 from nvflare.fuel.f3.sfm.sfm_endpoint import SfmEndpoint
 from nvflare.fuel.sec.audit import AuditService
 
-from fedtar_flare.runtime.alarms import raise_alarm
+from fedtar_flare.record.log import raise_alarm
 
 AGAIN_AFTER = 600.0  # seconds until the same site's alarm is raised again
 TAKEN_OVER, WITHIN = 3, 300.0  # how often a site's connection is taken over in how many seconds before it is an alarm

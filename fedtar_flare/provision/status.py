@@ -56,7 +56,7 @@ def admin_of(kit: Path) -> str:
 
 
 def list_jobs(kit: Path, limit: int = 10, job_id: str | None = None) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """Ask the server for its newest jobs, and when certificates end (:mod:`fedtar_flare.provision.expiry`)."""
+    """Ask the server for its newest jobs, and when certificates end (:func:`.watch_certificates`)."""
     with open_session(kit) as session:
         told = session.check_status("server").get(CERTIFICATES)
         ends = {plain(str(who)): end for who, end in dict(told or {}).items() if isinstance(end, float)}

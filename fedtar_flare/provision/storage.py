@@ -1,4 +1,4 @@
-"""Storage of the server inside its own kit, and an end to jobs that a killed server left running.
+"""Storage of the server inside its own kit, an end to jobs that a killed server left running, and what else it guards.
 
 FLARE's own components take absolute paths, unknown at provisioning, so its template uses the system's temporary folder.
 The server changes into its kit before it builds these components.
@@ -18,20 +18,25 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.job_def_manager import SimpleJobDefManager
 from nvflare.apis.job_def import ALL_SITES, SERVER_SITE_NAME, JobMetaKey, RunStatus
 from nvflare.app_common.storages.filesystem_storage import FilesystemStorage
+from nvflare.fuel.f3.cellnet.defs import IdentityChallengeKey
+from nvflare.lighter import utils as flare
+from nvflare.private.fed.server.client_manager import ClientManager
 from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 from nvflare.private.fed.server.server_engine import ServerEngine
+from nvflare.private.fed.server.training_cmds import TrainingCommandModule
 from nvflare.private.fed.utils.fed_utils import extract_participants
 
 from fedtar_flare.core.errors import ConfigError, FedTARError
-from fedtar_flare.core.files import read_bytes
-from fedtar_flare.provision.expiry import watch_certificates
-from fedtar_flare.provision.site_requests import unfit_app
-from fedtar_flare.provision.status import REASON
-from fedtar_flare.provision.wire import guard_cells
+from fedtar_flare.core.files import PRIVATE, locked, read_bytes, read_json, write_json
+from fedtar_flare.provision.status import CERTIFICATES, REASON
+from fedtar_flare.provision.wire import guard_cells, unfit_app
 from fedtar_flare.record.events import End
 from fedtar_flare.record.log import of_kind, read_events
 
 logger = logging.getLogger(__name__)
+
+ENDS_FILE = Path("fedtar_certificates.json")
+"""In the kit, where the server works: seconds since 1970 at which the certificate of a site's last login ends."""
 
 
 class KitStorage(FilesystemStorage):
@@ -135,6 +140,42 @@ def guard_stats() -> None:
         return {} if ours and not (run_dir / "fedtar").is_dir() else ask(self, job_id)
 
     ServerEngine.show_stats = guarded
+
+
+def watch_certificates() -> None:
+    """Note when the certificate ends that a site shows at its login, and tell admins with the server's status; a second
+    call changes nothing.
+    """
+    log_in: Any = ClientManager.authenticated_client
+    if hasattr(log_in, "__wrapped__"):
+        return
+    say: Any = TrainingCommandModule.check_status
+
+    @wraps(log_in)
+    def noting(self: ClientManager, request: Any, fl_ctx: Any, client_type: Any) -> Any:
+        client = log_in(self, request, fl_ctx, client_type)
+        if client is not None:  # FLARE has verified the certificate, and that the site has its key
+            with suppress(FedTARError, OSError, TypeError, ValueError):  # a full disk keeps nobody out
+                shown = flare.load_crt_chain_bytes(request.payload.get(IdentityChallengeKey.CERT))[0]
+                with locked(ENDS_FILE):
+                    ends = _ends() | {client.name: shown.not_valid_after_utc.timestamp()}
+                    write_json(ENDS_FILE, ends, PRIVATE)
+        return client
+
+    @wraps(say)
+    def telling(self: TrainingCommandModule, conn: Any, args: list[str]) -> None:
+        say(self, conn, args)
+        ends: dict[str, Any] = {}
+        with suppress(FedTARError, OSError, ValueError):
+            ends["server"] = flare.load_crt(Path("startup", "server.crt")).not_valid_after_utc.timestamp()
+            ends |= _ends()
+        conn.update_meta({CERTIFICATES: ends})
+
+    ClientManager.authenticated_client, TrainingCommandModule.check_status = noting, telling
+
+
+def _ends() -> dict[str, Any]:
+    return read_json(ENDS_FILE) if ENDS_FILE.exists() else {}
 
 
 def _in_kit(folder: str) -> Path:

@@ -1,7 +1,9 @@
-"""The run record: one JSON object a line, appended at once, so that a killed run keeps all it had."""
+"""The run record and the server's alarms: one JSON object a line, appended at once, so that a kill loses nothing."""
 
 import json
+import logging
 import math
+import os
 import statistics
 import time
 from collections.abc import Iterable, Sequence
@@ -16,7 +18,10 @@ from fedtar_flare.record.events import SHARED, Evaluation, Event, Validation
 
 Kind = TypeVar("Kind", bound=Event)
 ROUNDS_FILE, METRICS_FILE = "rounds.jsonl", "metrics.json"
+ALARMS_FILE = "fedtar_alarms.jsonl"  # in the server's kit
+ALARMS_SHOWN, SHOWN_SECONDS = 5, 86400.0  # older alarms stay in the file
 STATS_GROUP = "fedtar"  # name under which ``nvflare job stats`` shows how far a run is
+logger = logging.getLogger(__name__)
 
 
 def utc_now() -> str:
@@ -118,3 +123,37 @@ def _losses(validation: Validation) -> dict[str, float]:
         for site, part in validation.sites.items()
         if part.validation_loss is not None and math.isfinite(part.validation_loss)
     }
+
+
+# ---------------------------------------------------------------------- alarms
+def raise_alarm(kit: Path, text: str) -> None:
+    """Log what the server's operator and the study lead must look at, and add it to a file of the server's kit.
+
+    A full disk does not stop the server.
+    """
+    logger.error("ALARM: %s", text)
+    line = json.dumps({"time": time.time(), "text": text}) + "\n"
+    try:
+        handle = os.open(kit / ALARMS_FILE, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+        with os.fdopen(handle, "a", encoding="utf-8") as file:
+            file.write(line)
+    except OSError as error:
+        logger.error("the alarm could not be written to %s: %s", ALARMS_FILE, error.strerror)
+
+
+def alarms(kit: Path) -> list[str]:
+    """The newest alarms of the last day, each with its time in UTC, oldest first."""
+    try:
+        lines = (kit / ALARMS_FILE).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    recent = []
+    for line in lines:
+        try:
+            entry = json.loads(line)
+            when, text = float(entry["time"]), str(entry["text"])
+        except (ValueError, KeyError, TypeError):  # a line that a kill cut off
+            continue
+        if time.time() - when < SHOWN_SECONDS:
+            recent.append(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime(when))} {text}")
+    return recent[-ALARMS_SHOWN:]

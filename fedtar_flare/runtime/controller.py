@@ -24,9 +24,8 @@ from fedtar_flare.protocol.contract import CLOSE_ROUND, TRAIN
 from fedtar_flare.protocol.exchange import Tensors, expect_at_most
 from fedtar_flare.protocol.messages import Reply, TaskHeader, version
 from fedtar_flare.record.events import End
-from fedtar_flare.record.log import STATS_GROUP, RunRecord, utc_now
+from fedtar_flare.record.log import STATS_GROUP, RunRecord, alarms, utc_now
 from fedtar_flare.runtime.aggregation import MAJORITY, limited_shares
-from fedtar_flare.runtime.alarms import alarms
 from fedtar_flare.runtime.checkpoint import SIMULATED_JOB, Checkpoint, RunCheckpoints
 from fedtar_flare.runtime.exchange import POLL_SECONDS, Answers, Exchange, ReplyHandler, RunAborted
 from fedtar_flare.runtime.membership import Membership

@@ -47,11 +47,6 @@ class AdaptedModel:
         """Hub names or local folders of the model's parts."""
         return tuple(name for name in (self.config.encoder_name, self.config.decoder_name) if name)
 
-    @property
-    def weights(self) -> str | None:
-        """Name or path of the model's own weights; None: those of its parts."""
-        return self.config.weights
-
     def sizes(self) -> dict[str, int]:
         """Count ``parameters`` and ``exchanged`` values."""
         from fedtar_flare.models.outline import outline
@@ -174,8 +169,8 @@ def describe(recipe: Any) -> str:
     material = f"over up to {config.time_steps} time steps, with reports" if strategy.reads_reports else "with labels"
     columns = ", ".join(["patient_id", "study_datetime", "image", *strategy.columns])
     unit = "time step" if strategy.reads_reports else "task"
-    if adapted.weights == "small" or not adapted.names:
-        by = "shipped with fedtar_flare" if adapted.weights == "small" else "made by the job"
+    if model.weights == "small" or not adapted.names:
+        by = "shipped with fedtar_flare" if model.weights == "small" else "made by the job"
         parts = f"{by} (licence: Apache-2.0)"
     else:
         parts = "; ".join(f"{n} (licence: {LICENSES.get(n, 'see its model card')})" for n in adapted.names)
@@ -190,7 +185,7 @@ def describe(recipe: Any) -> str:
         f"data: {studies} of patients {material}, as a manifest with the columns {columns}. It trains at a {unit} "
         f"where it has at least {cell} patients with training visits, and is passed over at the others.",
         *(f"images: the job adds to their preparation {json.dumps(one)}" for one in strategy.settings.data.transforms),
-        f"model: {parts}. Weights: {adapted.weights or 'those of the parts'}; {size}",
+        f"model: {parts}. Weights: {model.weights or 'those of the parts'}; {size}",
         f"computer: a GPU is {gpu}; Python 3.11 to 3.13; a cache of {3 * model.slices * model.image_size**2} bytes a "
         "study.",
         f"work: {config.num_rounds} rounds, {config.time_steps} time steps, {strategy.work()}, at most "

@@ -35,11 +35,10 @@ from fedtar_flare.record.events import (
     Step,
     Validation,
 )
-from fedtar_flare.record.log import METRICS_FILE, RunRecord, best_round, utc_now
+from fedtar_flare.record.log import METRICS_FILE, RunRecord, best_round, raise_alarm, utc_now
 from fedtar_flare.reporting.examples import EXAMPLES_FILE, EXAMPLES_FOLDER, read_examples
 from fedtar_flare.reporting.run import Run, read_run
 from fedtar_flare.reporting.verdict import closing_box
-from fedtar_flare.runtime.alarms import raise_alarm
 from fedtar_flare.runtime.exchange import Answers
 from fedtar_flare.site.context import home
 from fedtar_flare.version import __version__

@@ -23,7 +23,7 @@ import fedtar_flare
 from fedtar_flare.core.draws import SECRET, derived_seed, orders, standard_normals, uniforms
 from fedtar_flare.core.errors import ConfigError, ExchangeError
 from fedtar_flare.core.files import PRIVATE, parse_yaml, read_json, replacing, write_bytes, write_json, write_text
-from fedtar_flare.core.settings import MAX_GLOBS, MAX_LENGTH, Settings, build, digest, matches, problem_of
+from fedtar_flare.core.settings import MAX_GLOBS, MAX_LENGTH, RunSettings, Settings, build, matches, problem_of
 from fedtar_flare.learning.config import DataConfig, LoRAConfig
 from fedtar_flare.models.classifier import ClassifierConfig
 from fedtar_flare.models.config import preset
@@ -197,8 +197,11 @@ def test_names_that_are_no_text_what_is_no_mapping_and_what_is_missing(kind, val
 
 
 def test_the_digest_tells_settings_apart_and_not_how_they_were_written():
-    assert digest(LoRAConfig(alpha=8), DataConfig()) == digest(LoRAConfig(alpha=8.0), DataConfig(periods=[]))
-    assert digest(LoRAConfig(), DataConfig()) != digest(LoRAConfig(rank=5), DataConfig())
+    def digest(lora, **data):
+        return RunSettings(lora=lora, data=DataConfig(**data)).digest()
+
+    assert digest(LoRAConfig(alpha=8)) == digest(LoRAConfig(alpha=8.0), periods=[])
+    assert digest(LoRAConfig()) != digest(LoRAConfig(rank=5))
     with pytest.raises(ValueError, match="frozen"):
         LoRAConfig().rank = 5
 

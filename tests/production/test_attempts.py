@@ -13,7 +13,7 @@ from nvflare.fuel.f3.cellnet.defs import CellChannel, CellChannelTopic, ReturnCo
 from nvflare.private.defs import InfoCollectorTopic, JobFailureMsgKey, RequestHeader, SysCommandTopic, TrainingTopic
 from sending import send
 
-from fedtar_flare.runtime.alarms import alarms
+from fedtar_flare.record.log import alarms
 
 pytestmark = [pytest.mark.production, pytest.mark.timeout(1800)]
 ADMIN, STAFF, LEAD, MEMBER = "admin@hub.org", "it@hospital-a.org", "lead@hub.org", "member@hospital-b.org"

@@ -28,8 +28,7 @@ from fedtar_flare.provision.retention import COMMAND, EVERY
 from fedtar_flare.provision.wire import add_time
 from fedtar_flare.site import audit
 from fedtar_flare.site.context import HEALTH, Site
-from fedtar_flare.site.doctor import connection
-from fedtar_flare.site.doctor.finding import OK, WARN
+from fedtar_flare.site.doctor import OK, WARN, connection
 
 
 def asked(kit, *options):

@@ -26,8 +26,7 @@ from fedtar_flare.provision import logins
 from fedtar_flare.provision.logins import AGAIN_AFTER, TAKEN_OVER, WITHIN, LoginAlarm
 from fedtar_flare.provision.status import CERTIFICATES, ending, job_line
 from fedtar_flare.provision.storage import KitJobManager
-from fedtar_flare.record.log import STATS_GROUP
-from fedtar_flare.runtime.alarms import FILE, SHOWN, alarms, raise_alarm
+from fedtar_flare.record.log import ALARMS_FILE, ALARMS_SHOWN, STATS_GROUP, alarms, raise_alarm
 
 SITES = ["hospital-a", "hospital-b"]
 
@@ -84,7 +83,7 @@ def test_a_kit_that_is_used_twice_raises_one_alarm_in_ten_minutes(tmp_path, monk
     monkeypatch.setattr(logins.time, "monotonic", lambda: now[0])
     heartbeat(alarm, None)
     heartbeat(alarm, "Client 'hospital-c' is disabled")
-    assert not (tmp_path / FILE).exists()
+    assert not (tmp_path / ALARMS_FILE).exists()
     for _ in range(3):
         heartbeat(alarm, "Client ID already registered as a client: hospital-b")
     (told,) = alarms(tmp_path)
@@ -92,7 +91,7 @@ def test_a_kit_that_is_used_twice_raises_one_alarm_in_ten_minutes(tmp_path, monk
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
     now[0] = AGAIN_AFTER
     heartbeat(alarm, "Client ID already registered as a client: hospital-b")
-    assert len(alarms(tmp_path)) == 2 and (tmp_path / FILE).stat().st_mode & 0o077 == 0
+    assert len(alarms(tmp_path)) == 2 and (tmp_path / ALARMS_FILE).stat().st_mode & 0o077 == 0
 
 
 def connection(name):
@@ -123,15 +122,15 @@ def test_connections_that_take_each_other_s_place_are_an_alarm_and_a_restart_is_
 
 def test_alarms_are_shown_by_status_the_newest_of_a_day_alone(tmp_path):
     assert alarms(tmp_path) == []
-    (tmp_path / FILE).write_text(json.dumps({"time": 0, "text": "long ago"}) + "\n{cut")
+    (tmp_path / ALARMS_FILE).write_text(json.dumps({"time": 0, "text": "long ago"}) + "\n{cut")
     assert alarms(tmp_path) == []
-    (tmp_path / FILE).write_text("")
-    for number in range(SHOWN + 2):
+    (tmp_path / ALARMS_FILE).write_text("")
+    for number in range(ALARMS_SHOWN + 2):
         raise_alarm(tmp_path, f"number {number}")
     found = alarms(tmp_path)
-    assert [text.split(" ", 1)[1] for text in found] == [f"number {n}" for n in range(2, SHOWN + 2)]
+    assert [text.split(" ", 1)[1] for text in found] == [f"number {n}" for n in range(2, ALARMS_SHOWN + 2)]
     entry = {"id": "x", "name": "job", "status": "RUNNING", "progress": {"task": "", "sites": {}, "alarms": found}}
-    assert job_line(entry).count("ALARM") == SHOWN
+    assert job_line(entry).count("ALARM") == ALARMS_SHOWN
 
 
 def test_a_line_says_how_far_a_job_is_with_the_newest_loss_and_no_name_steers_the_terminal():

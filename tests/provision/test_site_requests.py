@@ -21,8 +21,8 @@ from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 
 from fedtar_flare.core.errors import FedTARError
 from fedtar_flare.provision.launcher import SupervisedProcessLauncher
-from fedtar_flare.provision.site_requests import ANSWERED
 from fedtar_flare.provision.storage import guard_submissions
+from fedtar_flare.provision.wire import ANSWERED
 
 REAL = "0f3d1c1e-8a52-4d4e-9c11-2f6a0c3d5b7e"
 
@@ -116,8 +116,8 @@ APPS = {
 @pytest.mark.parametrize("app", APPS)
 def test_an_app_that_would_fill_the_disk_is_not_unpacked(site, app, monkeypatch):
     """FLARE unpacks an app before it looks at its signature."""
-    monkeypatch.setattr("fedtar_flare.provision.site_requests.MOST_BYTES", 1 << 20)
-    monkeypatch.setattr("fedtar_flare.provision.site_requests.MOST_FILES", 10)
+    monkeypatch.setattr("fedtar_flare.provision.wire.MOST_BYTES", 1 << 20)
+    monkeypatch.setattr("fedtar_flare.provision.wire.MOST_FILES", 10)
     monkeypatch.setattr("nvflare.private.fed.client.training_cmds.ClientEngineInternalSpec", _Engine)
     unpacked = []
     monkeypatch.setattr(
@@ -133,8 +133,8 @@ def test_an_app_that_would_fill_the_disk_is_not_unpacked(site, app, monkeypatch)
 @pytest.mark.parametrize("app", APPS)
 def test_nor_is_a_submitted_job_at_the_server(app, monkeypatch, tmp_path):
     """FLARE reads its files whole to look at them, and unpacks the job before it deploys it."""
-    monkeypatch.setattr("fedtar_flare.provision.site_requests.MOST_BYTES", 1 << 20)
-    monkeypatch.setattr("fedtar_flare.provision.site_requests.MOST_FILES", 10)
+    monkeypatch.setattr("fedtar_flare.provision.wire.MOST_BYTES", 1 << 20)
+    monkeypatch.setattr("fedtar_flare.provision.wire.MOST_FILES", 10)
     monkeypatch.setattr(JobMetaValidator, "validate", lambda *_: (True, "", {"name": "job"}))
     guard_submissions()
     (file := tmp_path / "job.zip").write_bytes(content if isinstance(content := APPS[app](), bytes) else b"PK")

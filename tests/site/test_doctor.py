@@ -19,9 +19,8 @@ from fedtar_flare.provision.kit import LAUNCHER, site_policy
 from fedtar_flare.provision.status import metrics as job_metrics
 from fedtar_flare.registry import default_names
 from fedtar_flare.site.context import HEALTH, Participation, decide, state_of
-from fedtar_flare.site.doctor import diagnose, metrics
+from fedtar_flare.site.doctor import FAIL, OK, WARN, diagnose, metrics
 from fedtar_flare.site.doctor.connection import certificates, server
-from fedtar_flare.site.doctor.finding import FAIL, OK, WARN
 from fedtar_flare.site.policy import GUARD, PRIVACY_FILTER, SITE_CLASSES, rights
 
 RESOURCES, RIGHTS = "local/resources.json.default", "local/authorization.json.default"

@@ -1,11 +1,27 @@
 """``fedtar doctor``: what a site's staff checks before a study starts; each finding comes with its cure."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from fedtar_flare.core.text import gauges
-from fedtar_flare.site.doctor.finding import LEVELS, Finding
+
+OK, WARN, FAIL = LEVELS = "OK", "WARN", "FAIL"
+"""All is well; goes on, but look; a run cannot work."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the doctor's report: a level, the name of the check, its result, and what to do (empty: nothing); its
+    numbers for Prometheus, by name.
+    """
+
+    status: str
+    check: str
+    text: str
+    cure: str = ""
+    numbers: Mapping[str, float] = field(default_factory=dict)
 
 
 def diagnose(kit: Path | None = None, site_file: Path | None = None, time_steps: int = 3) -> list[Finding]:

@@ -9,7 +9,7 @@ from cryptography import x509
 
 from fedtar_flare.core.files import read_json
 from fedtar_flare.site.context import CLOCK_SECONDS, clock_ahead
-from fedtar_flare.site.doctor.finding import FAIL, OK, WARN, Finding
+from fedtar_flare.site.doctor import FAIL, OK, WARN, Finding
 
 SOON = timedelta(days=30)
 ROOT = "rootCA.pem"

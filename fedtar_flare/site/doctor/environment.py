@@ -14,7 +14,7 @@ from fedtar_flare.core.errors import FedTARError
 from fedtar_flare.data.cells import Timeline
 from fedtar_flare.site.cohort import KEY_FILE, key_folder, load_cohort
 from fedtar_flare.site.context import Site, home
-from fedtar_flare.site.doctor.finding import FAIL, OK, WARN, Finding
+from fedtar_flare.site.doctor import FAIL, OK, WARN, Finding
 from fedtar_flare.site.site_file import SiteConfig, cache_folder, read_site_file, state_folder
 from fedtar_flare.version import __version__
 

@@ -12,7 +12,7 @@ from fedtar_flare.registry import contract_of
 from fedtar_flare.site.approval import approvals
 from fedtar_flare.site.context import UNFIT, Participation, state_of
 from fedtar_flare.site.context import participation as read_participation
-from fedtar_flare.site.doctor.finding import FAIL, OK, WARN, Finding
+from fedtar_flare.site.doctor import FAIL, OK, WARN, Finding
 from fedtar_flare.site.policy import (
     AUDIT,
     AUTHORIZATION,
