@@ -139,24 +139,20 @@ class RunSettings(dict[str, Any]):
     ) -> None:
         super().__init__(groups)
         self._resolve = resolve
-        self._given = self
+        self.given: RunSettings = self
+        """The settings as the job gives them, before :meth:`at`."""
 
     def __getattr__(self, name: str) -> Any:
         if name not in self:
             raise AttributeError(f"there is no group of settings '{name}'")
         return self[name]
 
-    @property
-    def given(self) -> "RunSettings":
-        """The settings as the job gives them, before :meth:`at`."""
-        return self._given
-
     def at(self, source: str) -> "RunSettings":
         """The settings in full at a site whose data has this source; from these, too, :meth:`at` gives others."""
         if self._resolve is None:
             return self
-        resolved = self._resolve(self._given, source)
-        resolved._resolve, resolved._given = self._resolve, self._given
+        resolved = self._resolve(self.given, source)
+        resolved._resolve, resolved.given = self._resolve, self.given
         return resolved
 
     def replace(self, **groups: Settings) -> "RunSettings":

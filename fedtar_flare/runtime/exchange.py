@@ -71,17 +71,8 @@ class Answers:
         """Sites without an accepted answer, with the reason."""
         return self.abstained | self.absent | self.refused
 
-    def has(self, site: str) -> bool:
-        """Look up whether a site is accounted for.
-
-        Parameters
-        ----------
-        site : str
-
-        Returns
-        -------
-        bool
-        """
+    def __contains__(self, site: str) -> bool:
+        """Whether a site is accounted for."""
         return site in self.replies or site in self.abstained or site in self.refused or site in self.absent
 
     def add(self, more: Answers) -> None:
@@ -217,7 +208,7 @@ class Exchange:
         self.stop_if_aborted()
         seconds, wait = time.monotonic() - start, self.run.config.wait_seconds
         with self._lock:
-            unanswered = [site for site in targets if not answers.has(site)]
+            unanswered = [site for site in targets if site not in answers]
             if task == TRAIN and 0 < wait < seconds and answers.count >= self.run.config.min_sites:
                 return True
             connected = [site for site in unanswered if not self.run.get_client_disconnect_time(site)]
@@ -239,7 +230,7 @@ class Exchange:
             if self._fault is not None:
                 raise self._fault
             for site in targets:
-                if answers.has(site):
+                if site in answers:
                     self.silent.discard(site)
                 elif self.run.get_client_disconnect_time(site):
                     answers.absent[site] = "disconnected while it had the task"
@@ -277,7 +268,7 @@ class Exchange:
             unread = reply.status == ERROR and reply.round < 0  # a site of another release could not read the task
             if not unread and (reply.round, reply.step) != (header.round, header.step):
                 raise ExchangeError(f"it answers round {reply.round}, step {reply.step}, not the open task")
-            if answers.has(site):
+            if site in answers:
                 raise ExchangeError("the site had answered already")
             check_reply(self.run.contract, task, reply)
             self.run.strategy.check_content(reply)
@@ -315,7 +306,7 @@ class Exchange:
         """Account for a site whose FLARE, not this package, says that its task failed."""
         with self._lock:
             self._working.pop(site, None)
-            if not self._answers.closed and not self._answers.has(site):
+            if not self._answers.closed and site not in self._answers:
                 self._answers.absent[site] = f"the site's FLARE answered {code} (see the site's own log)"
 
     def note_late(self, site: str, task: str) -> None:

@@ -35,6 +35,7 @@ from safetensors.torch import load, save
 from fedtar_flare.core.errors import FedTARError
 from fedtar_flare.protocol.exchange import Tensors
 from fedtar_flare.protocol.messages import Reply, TaskHeader
+from fedtar_flare.runtime.task import Answer
 from fedtar_flare.site.context import Site
 
 WORKER = "fedtar_flare.runtime.worker"
@@ -44,8 +45,6 @@ GRACE_SECONDS = 5.0
 """Seconds for a process to end when asked, and to wait for one that another process has lost."""
 LOG, OPENED, DONE, FAILED, LOST = "log", "opened", "done", "failed", "lost"
 """What a process says of a task: the last three once, at its end; before it, the first one, that the site is open."""
-
-Answer = tuple[Reply, Tensors | None]
 
 
 def send(connection: Connection, content: Mapping[str, Any], tensors: Tensors | None = None) -> None:
