@@ -4,7 +4,7 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare.protocol.messages import OK, Reply, TaskHeader, ok, version
-from fedtar_flare.runtime.in_process import site_context
+from fedtar_flare.runtime.simulation import site_context
 from fedtar_flare.runtime.site_executor import SiteExecutor
 from fedtar_flare.site.audit import HEADER_PROP
 from fedtar_flare.testing.hospital import task_message

@@ -18,8 +18,8 @@ from typing import Any
 import fedtar_flare
 from fedtar_flare.learning import site_model
 from fedtar_flare.runtime.controller import FederatedController
-from fedtar_flare.runtime.in_process import run_in_process
 from fedtar_flare.runtime.recipe import MethodRecipe
+from fedtar_flare.runtime.simulation import run_in_process
 from fedtar_flare.runtime.site_executor import SiteExecutor
 
 ROOT = f"{Path(fedtar_flare.__file__).parent}/"

@@ -30,8 +30,7 @@ from fedtar_flare.runtime.site_learner import (
     score_drafts,
     with_canaries,
 )
-from fedtar_flare.runtime.site_strategy import Handler, SiteStrategy, gives_start, require_exchange
-from fedtar_flare.runtime.task import Answer, Task
+from fedtar_flare.runtime.task import Answer, Handler, SiteStrategy, Task, gives_start, require_exchange
 from fedtar_flare.site.admission import JobRequest
 
 __all__ = ["ReportSite"]

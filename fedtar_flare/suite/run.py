@@ -29,9 +29,9 @@ from fedtar_flare.record.events import SHARED, Evaluation, Event, Joined, Start,
 from fedtar_flare.record.log import best_round, of_kind, read_events, scored_round
 from fedtar_flare.registry import method
 from fedtar_flare.runtime.checkpoint import BEST, load
-from fedtar_flare.runtime.in_process import run_in_process
 from fedtar_flare.runtime.recipe import MethodRecipe
 from fedtar_flare.runtime.report_site import ReportSite
+from fedtar_flare.runtime.simulation import run_in_process
 from fedtar_flare.site.cohort import labeler_of_site, prepare_site
 from fedtar_flare.site.context import home
 from fedtar_flare.site.state import SiteState, task_scores

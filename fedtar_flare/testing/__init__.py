@@ -4,7 +4,7 @@ A federation in one process (:mod:`.federation`), a made-up hospital that does s
 checks that every method must pass (:mod:`.conformance`). Nothing outside of tests imports this package.
 """
 
-from fedtar_flare.runtime.in_process import run_in_process
+from fedtar_flare.runtime.simulation import run_in_process
 from fedtar_flare.testing.conformance import check_method
 from fedtar_flare.testing.federation import FunctionFederation, QuadraticSite, last_checkpoint, random_pair, same_bits
 from fedtar_flare.testing.hospital import Hospital, executor_of, task_of

@@ -13,8 +13,8 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare.protocol.contract import HANDSHAKE
 from fedtar_flare.protocol.messages import Reply
-from fedtar_flare.runtime.in_process import ExecutorSite, InThisProcess, run_in_process
 from fedtar_flare.runtime.recipe import MethodRecipe
+from fedtar_flare.runtime.simulation import ExecutorSite, InThisProcess, run_in_process
 from fedtar_flare.testing.federation import last_checkpoint, same_bits
 from fedtar_flare.testing.hospital import TINY as SECONDS
 

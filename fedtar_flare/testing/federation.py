@@ -17,7 +17,7 @@ from fedtar_flare.protocol.exchange import ExchangeSchema, Tensors
 from fedtar_flare.protocol.messages import Reply, TaskHeader, abstain, ok
 from fedtar_flare.runtime.checkpoint import Checkpoint, CheckpointFolder
 from fedtar_flare.runtime.controller import FederatedController
-from fedtar_flare.runtime.in_process import InThisProcess
+from fedtar_flare.runtime.simulation import InThisProcess
 from fedtar_flare.version import __version__
 
 __all__ = ["FunctionFederation", "QuadraticSite"]

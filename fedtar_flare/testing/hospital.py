@@ -15,7 +15,7 @@ from fedtar_flare.protocol.contract import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.protocol.exchange import Tensors
 from fedtar_flare.protocol.messages import Reply, TaskHeader, version
 from fedtar_flare.registry import method as installed
-from fedtar_flare.runtime.in_process import ExecutorSite
+from fedtar_flare.runtime.simulation import ExecutorSite
 from fedtar_flare.runtime.site_executor import SiteExecutor
 from fedtar_flare.runtime.task import Task
 from fedtar_flare.site.approval import SERVER_CONFIG

@@ -21,7 +21,7 @@ from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.models.adapters.peft_file import read_adapter_info
 from fedtar_flare.reporting.run import read_run
 from fedtar_flare.runtime import simulation
-from fedtar_flare.runtime.in_process import run_in_process
+from fedtar_flare.runtime.simulation import run_in_process
 
 
 @pytest.fixture(scope="module")

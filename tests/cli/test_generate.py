@@ -24,8 +24,8 @@ from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.weights import PATIENTS as PATIENTS_OF
 from fedtar_flare.models.weights import fingerprint, training_patients, with_fingerprint
 from fedtar_flare.reporting.examples import EXAMPLES_FILE, read_examples
-from fedtar_flare.runtime.in_process import run_in_process
 from fedtar_flare.runtime.recipe import MethodRecipe
+from fedtar_flare.runtime.simulation import run_in_process
 from fedtar_flare.site.cohort import load_cohort
 from fedtar_flare.site.context import state_of
 from fedtar_flare.site.site_file import load_site_config

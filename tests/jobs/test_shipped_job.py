@@ -18,8 +18,8 @@ from fedtar_flare.record.events import SHARED, End, Evaluation, Start, Step, Val
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.registry import contract_of, names
 from fedtar_flare.runtime.checkpoint import CheckpointFolder
-from fedtar_flare.runtime.in_process import ExecutorSite, InThisProcess, run_in_process
 from fedtar_flare.runtime.recipe import MethodRecipe
+from fedtar_flare.runtime.simulation import ExecutorSite, InThisProcess, run_in_process
 
 RUN_ELSEWHERE = ("fedtar", "fedmrg", "fedkei")
 """Below, in ``test_fedmrg_run.py`` and in ``test_fedkei_run.py``."""

@@ -22,8 +22,8 @@ from fedtar_flare.models.build import build_tokenizer
 from fedtar_flare.protocol.exchange import factor
 from fedtar_flare.record.events import Step
 from fedtar_flare.record.log import of_kind, read_events
-from fedtar_flare.runtime.in_process import run_in_process
 from fedtar_flare.runtime.recipe import MethodRecipe
+from fedtar_flare.runtime.simulation import run_in_process
 from fedtar_flare.site.accountant import PATIENT_DELTA, PATIENT_FILE, PatientLedger
 from fedtar_flare.site.model_audit import training_on
 

@@ -23,8 +23,8 @@ from fedtar_flare.models.build import build_model, build_tokenizer
 from fedtar_flare.models.config import VLM_TARGETS, ModelConfig
 from fedtar_flare.models.vlm import EARLIER, VisionLanguageGenerator
 from fedtar_flare.reporting.examples import EXAMPLES_FILE, read_examples
-from fedtar_flare.runtime.in_process import run_in_process
 from fedtar_flare.runtime.recipe import MethodRecipe
+from fedtar_flare.runtime.simulation import run_in_process
 from fedtar_flare.synthetic.cohort import synthetic_cohort
 
 PROMPT = ModelConfig.model_fields["prompt"].default

@@ -17,8 +17,8 @@ from fedtar_flare.metrics.significance import patient_sums, share_of_sums
 from fedtar_flare.protocol.messages import ok, version
 from fedtar_flare.record.events import Alarm, Evaluation
 from fedtar_flare.record.log import of_kind, read_events
-from fedtar_flare.runtime.in_process import run_in_process
 from fedtar_flare.runtime.recipe import MethodRecipe
+from fedtar_flare.runtime.simulation import run_in_process
 from fedtar_flare.site.job_records import may_score_drafts
 from fedtar_flare.synthetic.cohort import synthetic_cohort
 from fedtar_flare.testing import FunctionFederation, Hospital, QuadraticSite

@@ -11,7 +11,7 @@ from fedtar_flare.learning.drafting import Drafter
 from fedtar_flare.learning.study import study_of
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.models.adapters.peft_file import read_adapter_info
-from fedtar_flare.runtime.in_process import run_in_process
+from fedtar_flare.runtime.simulation import run_in_process
 from fedtar_flare.site.site_file import read_site_file
 from fedtar_flare.testing import Hospital, executor_of
 

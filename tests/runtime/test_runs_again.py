@@ -17,9 +17,9 @@ from fedtar_flare.learning.drafting import Drafter
 from fedtar_flare.models.adapters.peft_file import read_adapter, read_adapter_info
 from fedtar_flare.provision.resume import remake_of
 from fedtar_flare.reporting.run import read_run
-from fedtar_flare.runtime.in_process import ExecutorSite, InThisProcess, run_in_process
 from fedtar_flare.runtime.recipe import MethodRecipe
 from fedtar_flare.runtime.shadows import train_shadow
+from fedtar_flare.runtime.simulation import ExecutorSite, InThisProcess, run_in_process
 from fedtar_flare.site.cohort import load_cohort
 from fedtar_flare.site.context import Site
 from fedtar_flare.site.model_audit import audit_model, training_on

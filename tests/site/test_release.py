@@ -19,7 +19,7 @@ from fedtar_flare.core.files import read_json, write_json, write_text
 from fedtar_flare.models.adapters.peft_file import ADAPTER_WEIGHTS, adapter_hashes, write_adapter
 from fedtar_flare.reporting.model_audit import PARTS, rounded
 from fedtar_flare.reporting.run import read_run
-from fedtar_flare.runtime import in_process
+from fedtar_flare.runtime import simulation
 from fedtar_flare.site.accountant import PatientLedger
 from fedtar_flare.site.audit import audit_files, read_audit, write
 from fedtar_flare.site.context import Site, state_of
@@ -273,6 +273,6 @@ def test_a_site_notes_with_whom_a_job_was_started(home, tmp_path, monkeypatch):
     hospital = Hospital(tmp_path)
     for name in ("north", "south"):  # when the run is resumed
         clients = [SimpleNamespace(name=name)]
-        monkeypatch.setattr(in_process._Engine, "get_clients", lambda _, these=clients: these, raising=False)
+        monkeypatch.setattr(simulation._Engine, "get_clients", lambda _, these=clients: these, raising=False)
         hospital.handshake("noted")
     assert read_json(home / "state" / "noted" / "site-1" / "run.json")["sites"] == ["north", "south"]

@@ -25,8 +25,7 @@ from fedtar_flare.protocol.messages import abstain, ok
 from fedtar_flare.runtime.report_site import ReportSite
 from fedtar_flare.runtime.requirements import AdaptedModel
 from fedtar_flare.runtime.site_learner import build_learner
-from fedtar_flare.runtime.site_strategy import Handler, require_exchange
-from fedtar_flare.runtime.task import Answer, Task
+from fedtar_flare.runtime.task import Answer, Handler, Task, require_exchange
 from fedtar_flare.site.cohort import prepare_site
 from fedtar_flare.site.job_records import may_score_drafts
 

@@ -29,8 +29,7 @@ from fedtar_flare.protocol.contract import HANDSHAKE
 from fedtar_flare.protocol.exchange import Tensors
 from fedtar_flare.protocol.messages import Reply, abstain, ok, version
 from fedtar_flare.registry import Method
-from fedtar_flare.runtime.site_strategy import Handler, SiteStrategy, gives_start
-from fedtar_flare.runtime.task import Answer, Task
+from fedtar_flare.runtime.task import Answer, Handler, SiteStrategy, Task, gives_start
 from fedtar_flare.site.admission import JobRequest, Reach
 from fedtar_flare.site.state import task_scores
 

@@ -20,7 +20,7 @@ from fedtar_flare.protocol.exchange import check_tensors
 from fedtar_flare.protocol.messages import OK, Reply, TaskHeader, version
 from fedtar_flare.record.events import SHARED, Start, Step
 from fedtar_flare.record.log import of_kind, read_events
-from fedtar_flare.runtime import in_process
+from fedtar_flare.runtime import simulation
 from fedtar_flare.runtime.checkpoint import CheckpointFolder
 from fedtar_flare.runtime.recipe import MethodRecipe
 from fedtar_flare.site.admission import breaches
@@ -41,7 +41,7 @@ SETTINGS = {
 @pytest.fixture(scope="module")
 def run(without_site_files, tmp_path_factory):
     messages = []
-    deliver = in_process.InThisProcess.deliver
+    deliver = simulation.InThisProcess.deliver
 
     def recording(self, site, task, message):
         answer = deliver(self, site, task, message)
@@ -50,8 +50,8 @@ def run(without_site_files, tmp_path_factory):
         messages.append(SimpleNamespace(task=task, site=site, header=header, reply=reply, up=up.params or {}))
         return answer
 
-    without_site_files.setattr(in_process.InThisProcess, "deliver", recording)
-    results = in_process.run_in_process(MethodRecipe("fedkei", **SETTINGS), list(SITES), tmp_path_factory.mktemp("run"))
+    without_site_files.setattr(simulation.InThisProcess, "deliver", recording)
+    results = simulation.run_in_process(MethodRecipe("fedkei", **SETTINGS), list(SITES), tmp_path_factory.mktemp("run"))
     return SimpleNamespace(results=results, events=read_events(results, (*SHARED, *EVENTS)), messages=messages)
 
 
@@ -157,7 +157,7 @@ def test_digits_are_learnt(home, tmp_path, monkeypatch):
     monkeypatch.setenv("FEDTAR_SITES", str(tmp_path / "sites"))
     tasks = {"tasks": ["digit-1=class-1", "digit-2=class-2"], "base": ["class-0"], "rand_baseline": False}
     small = {"model": {"slices": 1, "image_size": 32}, "training": {"epochs": 3}, "fedkei": tasks}
-    results = in_process.run_in_process(MethodRecipe("fedkei", **small), list(SITES), tmp_path / "run")
+    results = simulation.run_in_process(MethodRecipe("fedkei", **small), list(SITES), tmp_path / "run")
     events = read_events(results, (*SHARED, *EVENTS))
     outcomes = [outcome for event in of_kind(events, Learnt) for outcome in event.sites.values()]
     assert len(outcomes) == 4 and all(outcome.n >= 5 for outcome in outcomes)
