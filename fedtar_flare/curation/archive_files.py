@@ -104,7 +104,7 @@ def all_headers(
         if file.kind == "ct" and not file.in_zip:
             owners[Path(file.path).parent].add(file.study)
     strays = [path for batch in in_order for path in map(Path, batch.strays)]
-    problems += compressed(strays)
+    problems += compressed(path for path in strays if path.parent not in owners)
     strays = [path for path in strays if path.parent in owners]
     for path in strays:
         text = f"{path}: not DICOM, and among slices of {len(owners[path.parent])} study(ies): a lost slice?"

@@ -185,6 +185,12 @@ def test_compressed_slices_are_named_with_their_folder(tmp_path):
             read(packed)
 
 
+def test_a_packed_slice_among_others_is_counted_once(tmp_path):
+    study(tmp_path / "s", slices=4)
+    (tmp_path / "s" / "5.dcm.gz").write_bytes(gzip.compress(b"DICM"))
+    assert index_folder(tmp_path).rejected() == {"unreadable": 1}
+
+
 def test_two_people_under_one_id(tmp_path):
     tags = ("PatientBirthDate", "19500101"), ("PatientBirthDate", "19600101"), ("PatientSex", "F"), ("PatientSex", "M")
     for n, (keyword, value) in enumerate(tags):

@@ -26,7 +26,7 @@ KNOWN = (*REQUIRED, *REPORTS, "age", "birth_date", "sex", LABELS, "split", "inst
 MODALITY, HEAD_BYTES = 0x00080060, 1 << 20
 """The tag, which is one of the first in a file, and how many bytes of the file are searched for it."""
 NO_SEX = ("", "U", "UNKNOWN", "O", "OTHER", "X", "D", "NA", "N/A")
-_FORMULA = re.compile(r"\s*'*[=+@-]")
+_FORMULA = re.compile(r"[\s']*[=+@-]")
 
 
 def read_manifest(path: Path, options: Mapping[str, Any] | None = None) -> Reading:
