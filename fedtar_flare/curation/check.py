@@ -14,11 +14,11 @@ import numpy as np
 
 from fedtar_flare.core.errors import ConfigError, DataError, collecting
 from fedtar_flare.core.text import Progress
-from fedtar_flare.curation.identifiers import find_identifiers
 from fedtar_flare.data.cohort import Patient, Visit
+from fedtar_flare.data.report_text import find_identifiers
 from fedtar_flare.data.sources.reading import Reading
 from fedtar_flare.imaging.limits import Limits, applied
-from fedtar_flare.imaging.thumbnails import png_address
+from fedtar_flare.reporting.render import png_address
 
 if TYPE_CHECKING:
     from fedtar_flare.imaging.readers.volume import CTVolume, Note
@@ -146,7 +146,7 @@ def spread(values: Sequence[float]) -> dict[str, Any]:
 
 def check(target: Path, *, workers: int = 1, thumbnails: int = 24, say: Any = None, every: float = 15.0) -> Check:
     """Read all that a site would train on: every row, and every image."""
-    from fedtar_flare.imaging.duplicates import shared_pictures
+    from fedtar_flare.imaging.pipeline import shared_pictures
     from fedtar_flare.imaging.workers import each
     from fedtar_flare.site.cohort import ids_of
 
@@ -247,7 +247,7 @@ def check_task(image: str, modality: str, thumbnail: bool, limits: Limits, later
 
     A lateral view that cannot be read is a note; ``lateral`` is empty where there is none.
     """
-    from fedtar_flare.imaging.duplicates import miniature
+    from fedtar_flare.imaging.pipeline import miniature
     from fedtar_flare.imaging.readers.ct import read_ct
     from fedtar_flare.imaging.readers.pictures import read_photograph, read_radiograph
     from fedtar_flare.imaging.readers.volume import Note

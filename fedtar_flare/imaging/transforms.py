@@ -54,7 +54,7 @@ def preparation(modality: Modality, size: InputSize, transforms: Sequence[Spec] 
 
     From ``{"image": path}`` to ``{"image": uint8 (S, 3, H, W), "position_mm": float32 (S,), ...}``; a picture has S = 1
     and position 0. Of a job's transforms (``data.transforms``), deterministic ones run on the image as it was read,
-    before slices are chosen; random ones are left to :mod:`.augment`.
+    before slices are chosen; random ones are left to :func:`.batch.augment`.
     """
     ct, added = modality == "ct", deterministic(checked(transforms))
     if wrong := [spec["name"] for spec in added if spec["name"] in CT_ONLY and not ct]:

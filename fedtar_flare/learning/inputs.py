@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from fedtar_flare.data.cohort import Sample, Visit
-from fedtar_flare.imaging.augment import augment, sample_seed
-from fedtar_flare.imaging.batch import ImageBatch, PriorBatch, collate
+from fedtar_flare.imaging.batch import ImageBatch, PriorBatch, augment, collate, sample_seed
 from fedtar_flare.imaging.cache import Prepared
 from fedtar_flare.imaging.pipeline import images_of
 from fedtar_flare.imaging.transform_list import Spec

@@ -21,12 +21,11 @@ from fedtar_flare.core.text import plain
 from fedtar_flare.data.cohort import Patient, Visit
 from fedtar_flare.imaging.limits import Limits, applied
 from fedtar_flare.imaging.pipeline import Size, prepare
-from fedtar_flare.imaging.thumbnails import png
 from fedtar_flare.metrics.radeval import RadEvalMetrics
 from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.metrics.significance import Interval, compare, holm, kappa_score, kendall_tau, mean_score, over_seeds
 from fedtar_flare.metrics.text_sums import reports_of_texts, rules_of, text_sums
-from fedtar_flare.reporting.render import render
+from fedtar_flare.reporting.render import png, render
 
 READING = "reading-"  # prefix of the names of pages, keys and folders of images
 Side = Literal["A", "B"]

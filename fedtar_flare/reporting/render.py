@@ -1,9 +1,12 @@
-"""Pages from this package's templates. Every value is escaped, except charts and parts already rendered."""
+"""Pages from this package's templates, and pictures on them. Values are escaped, but for charts and rendered parts."""
 
+import base64
+import io
 import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
@@ -45,6 +48,22 @@ def theme(name: str, steps: int) -> Markup:
         mixed = [a + (b - a) * (at - low) for a, b in zip(anchors[low], anchors[low + 1], strict=True)]
         ramp.append(f"--step-{index}:#{''.join(f'{round(part):02x}' for part in mixed)};")
     return Markup(_THEMES[name] + "".join(ramp))
+
+
+def png(pixels: np.ndarray, largest: int) -> bytes:
+    """Encode a picture, uint8 (H, W) or (H, W, 3), shrunk to at most ``largest`` pixels of a side."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    image = Image.fromarray(np.ascontiguousarray(pixels))
+    image.thumbnail((largest, largest))
+    image.save(file, "PNG", optimize=True)
+    return file.getvalue()
+
+
+def png_address(pixels: np.ndarray, largest: int) -> str:
+    """Encode a picture as :func:`png` does, as the address of an image element."""
+    return "data:image/png;base64," + base64.b64encode(png(pixels, largest)).decode("ascii")
 
 
 _ENVIRONMENT = Environment(

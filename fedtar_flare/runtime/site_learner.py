@@ -5,7 +5,7 @@ from typing import Any
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.files import checksum, locked
 from fedtar_flare.data.cohort import Cohort, Split
-from fedtar_flare.imaging.augment import change_of
+from fedtar_flare.imaging.batch import change_of
 from fedtar_flare.learning.evaluation import write_report_scores
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.protocol.contract import CLOSE_ROUND
@@ -99,8 +99,7 @@ def score_drafts(task: Task, learner: ReportLearner) -> dict[str, Any]:
     Where visits arrive period by period, scores are of the next period's visits of all patients, ahead of time, and
     the site keeps those of test patients' earlier visits. A job that adds periods begins with these alone.
     """
-    from fedtar_flare.reporting.examples import SiteExamples, examples_of, write_examples
-    from fedtar_flare.reporting.groups import scores_by_group
+    from fedtar_flare.reporting.examples import SiteExamples, examples_of, scores_by_group, write_examples
     from fedtar_flare.reporting.periods import write_periods
 
     header, state, least = task.header, task.state, task.min_cell

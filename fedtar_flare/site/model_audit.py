@@ -29,7 +29,7 @@ from fedtar_flare.core.files import PRIVATE, write_json
 from fedtar_flare.core.settings import build
 from fedtar_flare.data.cells import Split
 from fedtar_flare.data.cohort import Cohort, Sample
-from fedtar_flare.imaging.augment import change_of
+from fedtar_flare.imaging.batch import change_of
 from fedtar_flare.learning.canaries import BITS, canaries, exposure
 from fedtar_flare.learning.config import DataConfig, LoRAConfig, TrainingConfig
 from fedtar_flare.learning.drafting import Drafter, base_config

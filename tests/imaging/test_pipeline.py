@@ -28,8 +28,16 @@ from fedtar_flare.data.cells import SPLITS, Timeline, split_of
 from fedtar_flare.data.cohort import Cohort, Patient, Visit
 from fedtar_flare.imaging import pipeline, workers
 from fedtar_flare.imaging.cache import file_identity, files_of, load_computed, store_computed
-from fedtar_flare.imaging.duplicates import linked, miniature, shared_pictures
-from fedtar_flare.imaging.pipeline import Size, images_of, prepare, prepare_cohort, prepare_visits
+from fedtar_flare.imaging.pipeline import (
+    Size,
+    images_of,
+    linked,
+    miniature,
+    prepare,
+    prepare_cohort,
+    prepare_visits,
+    shared_pictures,
+)
 from fedtar_flare.imaging.readers.pictures import read_radiograph
 from fedtar_flare.imaging.transforms import preparation
 from fedtar_flare.imaging.workers import _in_processes, each

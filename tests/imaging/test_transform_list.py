@@ -18,7 +18,7 @@ from tables import cases
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.settings import build
 from fedtar_flare.imaging import transforms
-from fedtar_flare.imaging.augment import BLUR, BRIGHTNESS, CONTRAST, SiteChange, augment, change_of
+from fedtar_flare.imaging.batch import BLUR, BRIGHTNESS, CONTRAST, SiteChange, augment, change_of
 from fedtar_flare.imaging.cache import Prepared
 from fedtar_flare.imaging.limits import Limits, applied
 from fedtar_flare.imaging.pipeline import Size

@@ -30,8 +30,14 @@ from fedtar_flare.learning.findings import ReadFinding
 from fedtar_flare.metrics import drift
 from fedtar_flare.metrics.significance import against_others, mean_score
 from fedtar_flare.reporting import examples as module
-from fedtar_flare.reporting.examples import EXAMPLES_FILE, Example, SiteExamples, examples_page, write_examples
-from fedtar_flare.reporting.groups import scores_by_group
+from fedtar_flare.reporting.examples import (
+    EXAMPLES_FILE,
+    Example,
+    SiteExamples,
+    examples_page,
+    scores_by_group,
+    write_examples,
+)
 from fedtar_flare.reporting.page import write_report
 from fedtar_flare.reporting.periods import write_periods
 from fedtar_flare.synthetic.build import report_of

@@ -14,8 +14,7 @@ from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.files import without_prefix
 from fedtar_flare.core.settings import matches
 from fedtar_flare.data.cohort import Sample, Visit
-from fedtar_flare.imaging.augment import sample_seed
-from fedtar_flare.imaging.batch import ImageBatch
+from fedtar_flare.imaging.batch import ImageBatch, sample_seed
 from fedtar_flare.learning.config import TrainingConfig
 from fedtar_flare.learning.diagnosis import extend
 from fedtar_flare.learning.evaluation import Evaluated

@@ -9,8 +9,8 @@ from fedtar_flare.core.files import PRIVATE, write_text
 from fedtar_flare.data.cohort import Sample
 from fedtar_flare.methods.fedtar.events import Alphas, Outer, Residual
 from fedtar_flare.methods.fedtar.policy import FIXED
+from fedtar_flare.reporting.examples import AGES, age_of, sex_of
 from fedtar_flare.reporting.format import number, significant
-from fedtar_flare.reporting.groups import AGES, age_of, sex_of
 from fedtar_flare.reporting.plots import Chart, Guide, Series, scatter, tsne
 from fedtar_flare.reporting.render import render
 from fedtar_flare.reporting.run import Run
