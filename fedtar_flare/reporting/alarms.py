@@ -46,7 +46,7 @@ class Alarm:
         return not self.limits[0] <= self.value <= self.limits[1]
 
     def shown(self, value: float) -> str:
-        return number(value, 2) if self.name == "length_ratio" else f"{_percent(value)} %"
+        return number(value, 2) if self.name == "length_ratio" else f"{share(value)} %"
 
     @property
     def bounds(self) -> str:
@@ -166,8 +166,4 @@ def _share(before: Scores, now: Scores, count: str, part: str) -> tuple[str, str
     """Number of reports, and the share before and now (of few reports with its interval); empty if unknown now."""
     if now.get(part) is None:
         return "", "", ""
-    return number(now.get(count), 0), _percent(before.get(part)), share(now[part], now.get(count) or 0)
-
-
-def _percent(value: float | None) -> str:
-    return number(None if value is None else 100 * value, 0)
+    return number(now.get(count), 0), share(before.get(part)), share(now[part], now.get(count) or 0)

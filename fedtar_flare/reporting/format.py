@@ -39,7 +39,7 @@ def decimals(name: str, n: float) -> int:
     return SCORES[name].decimals if n >= FEW else int(SCORES[name].scale != 100)
 
 
-def share(value: float | None, n: float) -> str:
+def share(value: float | None, n: float = FEW) -> str:
     """A share of ``n`` cases in percent; of fewer than 20 with its 95 % interval after Wilson: ``67 (30 to 90)``."""
     text = number(None if value is None else 100 * value, 0)
     if value is None or not 0 < n < FEW:

@@ -20,5 +20,5 @@ def read_source(name: str, path: Path, options: Mapping[str, Any] | None = None)
     """Read a source by its name."""
     if name not in READERS:
         raise ConfigError(f"source '{name}' is not one of {', '.join(READERS)}{suggestion(name, READERS)}")
-    reading: Reading = getattr(import_module(f"{__name__}.{name}"), f"read_{name}")(path, options)
+    reading: Reading = getattr(import_module(f"{__name__}.{name}"), f"read_{name}")(path, options or {})
     return reading

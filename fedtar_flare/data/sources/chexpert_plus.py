@@ -35,9 +35,8 @@ SECTIONS = {
 VIEWS = ("PA", "AP")
 
 
-def read_chexpert_plus(path: Path, options: Mapping[str, Any] | None = None) -> Reading:
+def read_chexpert_plus(path: Path, options: Mapping[str, Any] = {}) -> Reading:
     """Read CheXpert Plus from the folder of its table."""
-    options = options or {}
     reading = Reading.of(path, options, "chexpert_plus", OPTIONS, ("findings", "impression"))
     if options.get("undated") != "order":
         text = "write 'undated: order' under 'options' to take studies in the order of their numbers"

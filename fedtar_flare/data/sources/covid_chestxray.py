@@ -7,7 +7,6 @@ the hospital and so divides the collection into natural sites: Spain, Australia 
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,8 @@ FRONTAL = ("PA", "AP", "AP SUPINE", "APS", "AP ERECT", "AP SEMI ERECT")
 NAMED_SITES = ("Spain", "Australia")
 
 
-def read_covid_chestxray(path: Path, options: Mapping[str, Any] | None = None) -> Reading:
+def read_covid_chestxray(path: Path, options: Mapping[str, Any] = {}) -> Reading:
     """Read the collection, or one site's part of it, from a folder with ``metadata.csv`` and the images."""
-    options = options or {}
     reading = Reading.of(path, options, "covid_chestxray", OPTIONS)
     without_notes = options.get("without_notes", False)
     if not isinstance(without_notes, bool):
@@ -73,8 +71,8 @@ def _visit(row: Mapping[str, str], path: Path, only: bool) -> Visit:
     except (ValueError, OverflowError) as error:
         raise DataError(f"{name}: offset '{row['offset']}' is no number of days", reason="bad-date") from error
     image, labels = path / row["folder"] / name, _labels(row["finding"])
-    visit = Visit(row["patientid"], name, acquired, image, row["clinical_notes"], "radiograph", labels=labels)
-    return replace(visit, age=known_age(row["age"], name))
+    age, notes = known_age(row["age"], name), row["clinical_notes"]
+    return Visit(row["patientid"], name, acquired, image, notes, "radiograph", age, labels=labels)
 
 
 def _labels(finding: str) -> frozenset[str] | None:

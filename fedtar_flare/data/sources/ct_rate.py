@@ -33,9 +33,8 @@ METADATA_COLUMNS = ("VolumeName", "PatientAge", "PatientSex", "StudyDate")
 NAME = re.compile(r"((?:train|valid)_\d+)_([A-Za-z]+)_(\d+)\.nii\.gz")
 
 
-def read_ct_rate(path: Path, options: Mapping[str, Any] | None = None) -> Reading:
+def read_ct_rate(path: Path, options: Mapping[str, Any] = {}) -> Reading:
     """Read one part of CT-RATE from its folder, or from the ``dataset`` folder in it."""
-    options = options or {}
     reading = Reading.of(path, options, "ct_rate", OPTIONS, ("findings", "impression"))
     part = options.get("part", "train")
     if part not in PARTS:

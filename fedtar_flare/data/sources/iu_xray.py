@@ -24,9 +24,8 @@ REPORTS, PROJECTIONS = "indiana_reports.csv", "indiana_projections.csv"
 SECTIONS = ("comparison", "indication", "findings", "impression")
 
 
-def read_iu_xray(path: Path, options: Mapping[str, Any] | None = None) -> Reading:
+def read_iu_xray(path: Path, options: Mapping[str, Any] = {}) -> Reading:
     """Read IU X-Ray from a folder with the two tables."""
-    options = options or {}
     reading = Reading.of(path, options, "iu_xray", OPTIONS, ("findings", "impression"))
     if options.get("undated") != "single":
         text = "write 'undated: single' under 'options' to take every patient as one visit of unknown date"

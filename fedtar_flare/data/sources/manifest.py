@@ -29,9 +29,8 @@ NO_SEX = ("", "U", "UNKNOWN", "O", "OTHER", "X", "D", "NA", "N/A")
 _FORMULA = re.compile(r"[\s']*[=+@-]")
 
 
-def read_manifest(path: Path, options: Mapping[str, Any] | None = None) -> Reading:
+def read_manifest(path: Path, options: Mapping[str, Any] = {}) -> Reading:
     """Read a table of studies. A row that cannot be used is left out; its error names row and column."""
-    options = options or {}
     modality = options.get("modality")
     if modality not in (None, *get_args(Modality)):
         raise ConfigError(f"source 'manifest': modality '{modality}' is not one of {', '.join(get_args(Modality))}")

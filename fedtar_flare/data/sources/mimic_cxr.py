@@ -28,9 +28,8 @@ SPLITS: dict[str, Split] = {"train": "train", "validate": "validation", "test": 
 Person = tuple[float | None, int, Sex | None]  # age in the anchor year, the anchor year, sex
 
 
-def read_mimic_cxr(path: Path, options: Mapping[str, Any] | None = None) -> Reading:
+def read_mimic_cxr(path: Path, options: Mapping[str, Any] = {}) -> Reading:
     """Read MIMIC-CXR-JPG with the reports of MIMIC-CXR."""
-    options = options or {}
     reading = Reading.of(path, options, "mimic_cxr", OPTIONS, ("findings", "impression"))
     reports = option_path(path, options, "reports") or path
     if not reports.is_dir():

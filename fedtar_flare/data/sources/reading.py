@@ -109,7 +109,8 @@ class Reading:
             self._patients = list(filter(None, map(self._patient, self._visits)))
             log_left_out(self.problems)
         if not self._patients:
-            reasons = counts_text(self.rejected()) or "it holds no study"
+            counts = [f"{reason}: {n}" for reason, n in self.rejected().items()]
+            reasons = ", ".join(counts) or "it holds no study"
             raise DataError(f"{self.where}: no study can be used ({reasons})", reason="no-patient")
         return self._patients
 
@@ -205,11 +206,6 @@ def left_out_lines(problems: Sequence[DataError]) -> list[str]:
     """A line for each reason: how many there are, and the first of them."""
     first = {problem.reason: problem for problem in reversed(problems)}
     return [f"  left out, {reason}: {n}, such as: {first[reason]}" for reason, n in by_reason(problems).items()]
-
-
-def counts_text(counts: Mapping[str, int]) -> str:
-    """Write counts by reason as text."""
-    return ", ".join(f"{reason}: {n}" for reason, n in counts.items())
 
 
 def read_report(path: Path, where: str) -> str:
