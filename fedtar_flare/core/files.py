@@ -51,6 +51,14 @@ def is_file_or_folder(path: Path) -> bool:
     return False
 
 
+def located(folder: Path, name: str) -> Path:
+    """The path that a file in ``folder`` names, relative to it; ``~name`` stays as it is where nobody has the name."""
+    path = Path(name)
+    with suppress(RuntimeError):
+        path = path.expanduser()
+    return folder / path
+
+
 def open_regular(path: Path) -> BinaryIO:
     """Open a regular file to read; OSError for any other: a pipe keeps its reader waiting, a device may never end."""
     try:

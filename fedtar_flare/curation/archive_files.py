@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from fedtar_flare.core.errors import DataError, collecting, decoding
 from fedtar_flare.core.text import Progress
 from fedtar_flare.curation.documents import Identifier
-from fedtar_flare.data.sources.fields import sex_of
+from fedtar_flare.data.sources.fields import sex_of, stated
 from fedtar_flare.imaging.readers.dicom_tags import first, text_of, words
 
 IMAGES = ("ct", "radiograph")
@@ -70,6 +70,8 @@ def read_headers(paths: list[str]) -> Headers:
                 with collecting(headers.problems):
                     if (header := read_header(source, tags)) is not None:
                         headers.files.append(_file(header))
+                    elif source.member.lower().endswith(".zip"):
+                        raise DataError(f"{source.name}: a zip in a zip is not read; unpack it", reason="no-dicom")
                     elif source.archive is None and not is_companion(source.path.name):
                         headers.strays.append(path)
         if len(headers.problems) > before and not is_companion(Path(path).name):
@@ -155,8 +157,8 @@ def _file(header: Any) -> File:
 
     dataset = header.dataset
     with decoding(f"{header.source.name}: its identifiers or references cannot be read", "bad-header"):
-        patient = Identifier(text_of(dataset, "PatientID"), issuer_of(dataset, "PatientID"))
-        order = Identifier(text_of(dataset, "AccessionNumber"), issuer_of(dataset))
+        patient = Identifier(stated(text_of(dataset, "PatientID")), issuer_of(dataset, "PatientID"))
+        order = Identifier(stated(text_of(dataset, "AccessionNumber")), issuer_of(dataset))
         others = frozenset(_others(dataset))
         rejects = frozenset[str]()
         titles = {first(title, "CodeValue") for title in dataset.get("ConceptNameCodeSequence") or ()}

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from fedtar_flare.core.errors import ConfigError, DataError, collecting
 from fedtar_flare.curation.archive import Index, Study
 from fedtar_flare.curation.documents import NOBODY, Identifier, may_be_same, one_identity
-from fedtar_flare.data.sources.fields import date_of, is_stated, markup
+from fedtar_flare.data.sources.fields import date_of, markup, stated
 from fedtar_flare.data.sources.manifest import without_mark
 from fedtar_flare.data.sources.tables import open_table
 
@@ -149,7 +149,7 @@ def reports_of_table(table: Path, problems: list[DataError]) -> ByKey:
     """Reports of a table's rows, under the first of the three keys that a row states."""
     by_key: ByKey = defaultdict(list)
     for number, row in _rows(table, problems):
-        if not is_stated(row.get("report", "")):
+        if not row["report"]:
             continue
         where = f"{table}, row {number}"
         if reason := markup(row["report"]):
@@ -187,4 +187,4 @@ def _rows(table: Path, problems: list[DataError]) -> Iterator[tuple[int, dict[st
         if len(columns) < len(names):
             raise ConfigError(f"{table}: two columns mean the same (there is: {', '.join(names)})")
         for number, row in opened.rows(problems):
-            yield number, {names[name]: without_mark(value) for name, value in row.items()}
+            yield number, {names[name]: stated(without_mark(value)) for name, value in row.items()}

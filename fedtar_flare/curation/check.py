@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -193,7 +194,8 @@ def check(target: Path, *, workers: int = 1, thumbnails: int = 24, say: Any = No
     result.modality = kinds.most_common(1)[0][0] if kinds else ""
     forms: dict[str, list[str]] = defaultdict(list)
     for patient in result.patients:
-        forms["".join(filter(str.isalnum, patient.patient_id.casefold())).lstrip("0")].append(patient.patient_id)
+        plain_id = unicodedata.normalize("NFKC", patient.patient_id.casefold()).removesuffix(".0")
+        forms["".join(filter(str.isalnum, plain_id)).lstrip("0")].append(patient.patient_id)
     for ids in (ids for ids in forms.values() if len(ids) > 1):
         text = f"{' and '.join(ids)}: alike but for zeros, case or signs. {ONE_ID}"
         result.notes.setdefault("similar-ids", []).append(text)

@@ -204,10 +204,13 @@ def report_texts(folder: Path, round_: int | None = None, *, personal: bool = Tr
             for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
                 where = f"{file}, line {number}"
                 rows.append(({"site": site.name} if site != folder else {}) | json.loads(line))
+                for key in ("patient_id", "visit_id", *TEXTS):
+                    if not isinstance(rows[-1].get(key), str):
+                        raise ValueError(f"without {key}")
                 kinds.add(rows[-1]["personal"])
     except (KeyError, ValueError, TypeError) as error:
         raise ConfigError(f"{where}: it was changed or cut short ({error!r}); score the round again") from error
-    if not rows or not all(isinstance(row.get(key), str) for row in rows for key in TEXTS):
+    if not rows:
         of = "" if round_ is None else f" of round {round_}"
         where = "a site's state of a run, <state>/<run id>/<site>, or a run of a comparison, <folder>/runs/<run>"
         raise ConfigError(f"{folder} holds no reports{of}: name {where}")

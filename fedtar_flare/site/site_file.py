@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.core.files import yaml_mapping, yaml_text
+from fedtar_flare.core.files import located, yaml_mapping, yaml_text
 from fedtar_flare.core.plugins import load
 from fedtar_flare.core.settings import Settings, build, check_names, problem_of, suggestion
 from fedtar_flare.data.sources import READERS
@@ -247,16 +247,16 @@ def read_site_file(file: Path, simulated: bool = False, for_jobs: bool = True) -
     whole = "policy" in content and text.rstrip().endswith("\n...")
     for key in ("path", "cache_dir", "state_dir", "labeler", "exclude"):
         if key in content:
-            content[key] = file.parent / Path(str(content[key])).expanduser()
+            content[key] = located(file.parent, str(content[key]))
     if isinstance(candidates := content.get("candidates"), dict):
-        content["candidates"] = {name: file.parent / Path(str(to)).expanduser() for name, to in candidates.items()}
+        content["candidates"] = {name: located(file.parent, str(to)) for name, to in candidates.items()}
     if "limits" in content:
         content["limits"] = build(Limits, content["limits"], f"{file}: limits")
     policy = content.get("policy", {})
     if isinstance(policy, dict):
         if isinstance(models := policy.get("models"), dict):
-            located = {name: path and file.parent / Path(str(path)).expanduser() for name, path in models.items()}
-            policy = policy | {"models": located}
+            folders = {name: path and located(file.parent, str(path)) for name, path in models.items()}
+            policy = policy | {"models": folders}
         policy = default_bounds(simulated=simulated, synthetic=content.get("source") == "synthetic") | policy
     content["policy"] = build(Bounds, policy, f"{file}: policy")
     config = build(SiteConfig, {**content, "origin": file, "simulated": simulated}, str(file))

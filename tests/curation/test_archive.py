@@ -226,6 +226,9 @@ def test_a_zip_is_one_study(tmp_path):
     assert np.array_equal(read_ct(index.studies[0].image).hu, hu)
     pack("one.zip", tmp_path / "s", tmp_path / "t")
     assert index_folder(tmp_path / "out").rejected() == {"shared-folder": 2}
+    with zipfile.ZipFile(tmp_path / "out" / "outer.zip", "w") as archive:
+        archive.write(tmp_path / "out" / "one.zip", "s/one.zip")
+    assert index_folder(tmp_path / "out").rejected() == {"shared-folder": 2, "no-dicom": 1}
 
 
 @pytest.mark.parametrize("head, rows, report, reason", CASES["tables"])

@@ -120,6 +120,7 @@ EXAMPLES = {
     "two studies of one day": ([{}, SECOND], [DAY], ["several-studies-that-day"] * 2),
     "another kind of study that day": (
         [{}, SECOND | {"Modality": "MR"}], [DAY], ["several-studies-that-day", "not-ct-or-radiograph"]),
+    "a word for no number": ([{"AccessionNumber": "NA"}], [{"accession_number": "NA"}], ["no-report"]),
     "letters of another set": ([UMLAUT | {"SpecificCharacterSet": "ISO_IR 100"}], [ONE], ["bad-charset"]),
 }  # fmt: skip
 """Studies, rows that say whose and which they are, and of each study the row that it gets, or why it is left out."""

@@ -210,10 +210,11 @@ def test_the_same_picture_under_two_patients_is_named(tmp_path):
 
 def test_ids_that_may_be_one_person_are_noted(tmp_path):
     rows = [[name, "2020-01-01", f"{n}.png", "Clear.", "", ""] for n, name in enumerate(("P-007", "p7", "70", "0070"))]
+    rows += [[name, "2020-01-01", f"{n}.png", "Clear.", "", ""] for n, name in enumerate(("\u00fc", "u\u0308", "70.0"))]
     for n in range(4):
         write_noise(tmp_path / f"{n}.png", n)
-    (noted,) = check(write(tmp_path, *rows), thumbnails=0).notes["similar-ids"]
-    assert noted.startswith("70 and 0070: ")
+    numbers, letters = check(write(tmp_path, *rows), thumbnails=0).notes["similar-ids"]
+    assert numbers.startswith("70 and 0070 and 70.0: ") and letters.startswith("\u00fc and u\u0308: ")
 
 
 def test_a_lateral_view_that_is_not_there_is_noted_and_a_table_without_rows_is_not_all_right(tmp_path):

@@ -109,11 +109,13 @@ def test_delimiters_byte_order_mark_blank_lines_and_blanks(table, delimiter):
 def test_reports_in_files_and_birth_dates(table, folder):
     (folder / "r.txt").write_text("\ufeffKlar. Größe unverändert.\n", encoding="utf-8")
     head = "patient_id,study_datetime,image,report_path,birth_date"
-    rows = "1,2020-06-30,a.png,r.txt,1950-06-30", "2,2020-06-30,a.png,r.txt,2021-01-01"
+    rows = "1,2020-06-30,a.png,r.txt,1950-06-30", "1,2020-06-30,b.png,r.txt,2021-01-01"
     reading = read_manifest(table(*rows, head=head))
     (visit,) = reading.patients()[0].visits
     assert visit.report == "Klar. Größe unverändert." and visit.age == pytest.approx(70, abs=0.01)
     assert reasons(reading) == ["age-out-of-range"] and "birth_date" in str(reading.problems[0])
+    reading = read_manifest(table(*rows, "2,2020-06-30,c.png,./r.txt,", head=head))
+    assert reading.rejected() == {"report-of-another-patient": 2, "age-out-of-range": 1}
 
 
 def test_report_files_that_cannot_be_used(table, folder):
@@ -248,7 +250,8 @@ def test_ages_and_sexes():
     assert [age_of(t) for t in ("90+", ">89", ">= 89", "45 years", "1 month")] == [90, 89, 89, 45, 1 / 12]
     assert [age_of(t) for t in ("nan", "N/A", "NA", "unknown", "000Y")] == [None] * 5
     assert age_of("010D") == pytest.approx(10 / 365.2425)
-    assert age_at("", datetime(2020, 1, 1)) is None and age_at("2020-01-01", datetime(2020, 1, 1)) == 0
+    day = datetime(2020, 1, 1)
+    assert age_at("", day) is age_at("nan", day) is None and age_at("2020-01-01", day) == 0
     assert [sex_of(t) for t in ("F", "female", " m ", "MALE", "", "other", "W")] == ["F", "F", "M", "M", *[None] * 3]
 
 

@@ -2,7 +2,7 @@
 
 import logging
 import re
-from datetime import datetime
+from datetime import UTC, datetime
 
 from fedtar_flare.core.errors import DataError
 from fedtar_flare.data.cohort import MAX_AGE, Sex
@@ -36,8 +36,11 @@ def date_of(text: str) -> datetime:
     try:
         if not re.fullmatch(r"\d{4}(-?)\d{2}\1\d{2}([T ].+)?", text):  # fromisoformat takes any sign as separator
             raise ValueError(text)
-        return datetime.fromisoformat(text)
-    except ValueError as error:
+        moment = datetime.fromisoformat(text)
+        if moment.tzinfo:
+            moment.astimezone(UTC)  # in which the first and the last day may be beyond the calendar
+        return moment
+    except (ValueError, OverflowError) as error:
         raise DataError(f"'{text}' is no date of the form 2020-01-31 or 2020-01-31 12:30", reason="bad-date") from error
 
 
@@ -78,7 +81,7 @@ def known_age(text: str, where: str) -> float | None:
 
 def age_at(born: str, visit: datetime) -> float | None:
     """Compute the age at a visit."""
-    if not born.strip():
+    if not is_stated(born):
         return None
     return checked_age((visit.replace(tzinfo=None) - date_of(born).replace(tzinfo=None)).days / YEAR_DAYS)
 
@@ -98,6 +101,11 @@ def sex_of(text: str) -> Sex | None:
 def is_stated(text: str) -> bool:
     """Whether a cell is more than what programs write for an empty one."""
     return text.strip().upper() not in UNKNOWN
+
+
+def stated(text: str) -> str:
+    """A cell's text; nothing where :func:`is_stated` says that nothing is stated."""
+    return text if is_stated(text) else ""
 
 
 def markup(text: str) -> str:

@@ -5,12 +5,13 @@ import difflib
 import io
 import logging
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 from fedtar_flare.core.errors import ConfigError, DataError, collecting, decoding, within
-from fedtar_flare.core.files import SHARED, is_file_or_folder, open_regular, replacing
+from fedtar_flare.core.files import SHARED, is_file_or_folder, located, open_regular, replacing
 from fedtar_flare.data.cells import SPLITS
 from fedtar_flare.data.cohort import Modality, Visit
 from fedtar_flare.data.sources.fields import PICTURES, age_at, date_of, is_stated, known_age, labels_of, markup, sex_of
@@ -38,16 +39,22 @@ def read_manifest(path: Path, options: Mapping[str, Any] = {}) -> Reading:
     reading = Reading.of(table, options, "manifest", OPTIONS)
     with open_table(table, "the manifest") as opened:
         _check_columns(opened.columns, table)
+        rows, owners = list[tuple[int, Row]](), defaultdict[Path | None, set[str]](set)
         for number, cells in opened.rows(reading.problems):
-            row = {name: without_mark(cell) for name, cell in cells.items()}
+            rows.append((number, {name: without_mark(cell) for name, cell in cells.items()}))
+            owners[_report_file(rows[-1][1])].add(rows[-1][1]["patient_id"])
+        for number, row in rows:
             where = f"{table}, row {number}, column"
             with collecting(reading.problems):
                 _required(row, "image", "no-image", where)
-                image = table.parent / Path(row["image"]).expanduser()
+                image = located(table.parent, row["image"])
                 if modality is None and is_file_or_folder(image):
                     modality = _modality(image)
                 # a missing image is never opened, so its kind does not matter
                 visit = _visit(row, number, image, modality or "ct", table.parent, where)
+                if (file := _report_file(row)) and len(owners[file]) > 1:
+                    text = f"{where} 'report_path': rows of several patients name {file}"
+                    raise DataError(text, reason="report-of-another-patient")
                 split = row.get("split", "").lower()
                 if split and split not in SPLITS:
                     raise DataError(f"{where} 'split': '{split}' is not one of {', '.join(SPLITS)}", reason="bad-split")
@@ -77,8 +84,8 @@ def _visit(row: Row, number: int, image: Path, modality: Modality, folder: Path,
         with within(f"{where} 'birth_date'"):
             age = age_at(row.get("birth_date", ""), acquired)
     column, text = "report", row.get("report", "")
-    if not is_stated(text) and row.get("report_path"):
-        column, text = "report_path", read_report(folder / row["report_path"], f"{where} 'report_path'")
+    if file := _report_file(row):
+        column, text = "report_path", read_report(folder / file, f"{where} 'report_path'")
     labels, uncertain = labels_of(row[LABELS]) if LABELS in row else (None, frozenset[str]())
     text = text if is_stated(text) else ""
     if reason := markup(text):
@@ -86,14 +93,19 @@ def _visit(row: Row, number: int, image: Path, modality: Modality, folder: Path,
     if not text and labels is None:
         raise DataError(f"{where} '{column}': the report is empty", reason="empty-report")
     with within(f"{where} '{LABELS}'"):
-        lateral = folder / Path(row["lateral"]).expanduser() if row.get("lateral") else None
+        lateral = located(folder, row["lateral"]) if row.get("lateral") else None
         known: dict[str, Any] = {"age": age, "labels": labels, "uncertain": uncertain, "lateral": lateral}
         return Visit(row["patient_id"], f"row-{number}", acquired, image, text.strip(), modality, **known)
 
 
+def _report_file(row: Row) -> Path | None:
+    """The file of a report whose text is not in the row."""
+    return Path(row["report_path"]) if not is_stated(row.get("report", "")) and row.get("report_path") else None
+
+
 def _required(row: Row, column: str, reason: str, where: str) -> None:
-    if not row[column]:
-        raise DataError(f"{where} '{column}': empty", reason=reason)
+    if not is_stated(row[column]):
+        raise DataError(f"{where} '{column}': nothing is stated ('{row[column]}')", reason=reason)
 
 
 def _modality(image: Path) -> Modality:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, TextIO
 
 from fedtar_flare.core.errors import ConfigError, DataError
-from fedtar_flare.core.files import MOST_TEXT, open_regular
+from fedtar_flare.core.files import MOST_TEXT, located, open_regular
 
 Row = dict[str, str]  # trimmed values by column
 Labels = tuple[frozenset[str], frozenset[str]]  # certain and uncertain ones of an image
@@ -18,7 +18,7 @@ Labels = tuple[frozenset[str], frozenset[str]]  # certain and uncertain ones of 
 
 def option_path(path: Path, options: Mapping[str, Any], name: str) -> Path | None:
     """The file or folder that an option names, relative to ``path``; None without the option."""
-    return path / Path(str(options[name])).expanduser() if options.get(name) else None
+    return located(path, str(options[name])) if options.get(name) else None
 
 
 def rows_of(
