@@ -1,9 +1,12 @@
 """Entry point of ``fedtar``: runs one command and turns errors into one readable message and an exit code."""
 
 import argparse
+import atexit
 import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from fedtar_flare.cli import data, jobs, kits, reference, reports, site
@@ -63,6 +66,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     return exit_code(command, lambda: arguments.run(arguments))
 
 
+def entry() -> None:
+    """Run as the installed command, and end without freeing each object, which takes 1.5 s once torch is loaded."""
+    code = main()
+    if threading.active_count() == 1:  # else Python waits for the others
+        atexit._run_exitfuncs()
+        with suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
 def exit_code(command: str, run: Callable[[], int | None]) -> int:
     """Run a command; an error of this package becomes a message on standard error that names the command."""
     try:
@@ -85,4 +100,4 @@ def exit_code(command: str, run: Callable[[], int | None]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    entry()

@@ -5,6 +5,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 
 import pytest
 from command import failing, passing
@@ -60,6 +62,13 @@ def test_a_file_that_cannot_be_written_is_named_in_one_line(tmp_path):
     (tmp_path / "file").write_text("")
     err = failing("init", "-o", tmp_path / "file" / "site.yaml", code=1)
     assert err.startswith("fedtar init: ") and f"'{tmp_path / 'file'}'" in err and err.count("\n") == 1
+
+
+def test_the_installed_command_ends_with_its_output_its_code_and_what_was_to_be_done_at_the_end():
+    what = "atexit.register(print, 'at the end'); main.main = lambda: print('shown') or 3; main.entry()"
+    program = f"import atexit; from fedtar_flare.cli import main; {what}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (3, "shown\nat the end\n", "")
 
 
 def test_ctrl_c_ends_a_simulation_as_an_interruption(tmp_path, monkeypatch, capsys):
