@@ -36,6 +36,7 @@ from fedtar_flare.learning.inputs import (
     writing_order,
 )
 from fedtar_flare.learning.ranks import ALONE, Ranks
+from fedtar_flare.learning.report_labeler import ReportLabeler
 from fedtar_flare.learning.training import retry_smaller_batch
 from fedtar_flare.models.adapters.lora import (
     adapter_config,
@@ -54,8 +55,6 @@ from fedtar_flare.protocol.exchange import lowered
 
 if TYPE_CHECKING:
     from peft import PeftModel
-
-    from fedtar_flare.learning.report_labeler import ReportLabeler
 
 logger = logging.getLogger(__name__)
 EVALUATION_BATCH = 32

@@ -34,14 +34,14 @@ from fedtar_flare.learning.config import LoRAConfig
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.methods.fedavg import METHOD as FEDAVG
 from fedtar_flare.methods.fedavg import PooledSite
+from fedtar_flare.models import learned_prompts
 from fedtar_flare.models.adapters.kinds import Kind, Unadapted, add_adapter, replace_conv1d, schedule, without_adapter
 from fedtar_flare.models.adapters.peft_file import OTHER_KINDS
+from fedtar_flare.models.report_generator import ReportGenerator
 from fedtar_flare.protocol.contract import Group
 
 if TYPE_CHECKING:
     from peft import PeftModel
-
-    from fedtar_flare.models.report_generator import ReportGenerator
 
 ADAPTER = Group("adapter", "averaged", OTHER_KINDS, "an adapter: AdaLoRA's or FedPara's factors, or VeRA's vectors")
 PROMPTS = Group("prompts", "averaged", ("diagnosis.*",), "learnt vectors that stand for words, of all reports")
@@ -66,8 +66,6 @@ class PEFTConfig(Settings):
 
 def extend(generator: ReportGenerator, settings: dict[str, Any]) -> None:
     """Prepare a base model for its adapter: add learnt words, or for LoHa make its layers plain linear ones."""
-    from fedtar_flare.models import learned_prompts
-
     if settings["kind"] in WORDS:
         learned_prompts.extend(generator, settings["prompts"], settings["kind"] == "prefix", settings["seed"])
     elif settings["kind"] == "loha":

@@ -14,8 +14,8 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -24,52 +24,71 @@ from torch.nn import functional as F
 
 from fedtar_flare.core.errors import DataError
 from fedtar_flare.data.minimum_cell import winsorised_mean
+from fedtar_flare.learning.device import choose_device
 from fedtar_flare.learning.training import parts, require_finite
 from fedtar_flare.methods.fedkei.config import PLANS, LearnerSettings, Plan
 from fedtar_flare.methods.fedkei.contract import IMPORTANCE, PULL
-from fedtar_flare.methods.fedkei.mixing import Kind, Vectors, combined, first_order, inner_steps, origin_of
-from fedtar_flare.methods.fedkei.model import EVALUATION_BATCH, TaskModel
-from fedtar_flare.methods.fedkei.tasks import Examples, TaskData, shuffled
+from fedtar_flare.methods.fedkei.mixing import Kind, Layout, Vectors, combined, first_order, inner_steps, origin_of
+from fedtar_flare.methods.fedkei.tasks import Adapted, Examples, TaskData, shuffled
 from fedtar_flare.metrics.classification import auc
-from fedtar_flare.models.classifier import ClassifierConfig
+from fedtar_flare.models.adapters.lora import adapter_config, load_shared_state, shared_parameters, shared_state
+from fedtar_flare.models.classifier import ClassifierConfig, build_classifier
+from fedtar_flare.models.weights import fingerprint
 
 logger = logging.getLogger(__name__)
 
+EVALUATION_BATCH = 64
 TEMPERATURE = 2.0
 """tau of the distillation."""
 
 
-@dataclass(frozen=True)
-class Adapted:
-    """Result of ADAPT; alpha and the scores stay at the site.
+class TaskLearner:
+    """One site learns tasks with its classifier, and whatever module was loaded last; ``seed`` is of its batches.
 
-    At e = 0..E ``curve`` is the AUC of the test split, None where it has one class, ``scores`` (E + 1, n) those of its
-    images, and ``at_epoch`` the seconds of start and tuning, without evaluation. Losses are means over validation
-    examples of the mixture, of w0 and of theta.
+    :attr:`start` is w0, the same bits at all sites.
     """
 
-    difference: dict[str, Tensor]
-    importance: dict[str, Tensor]
-    curve: list[float | None]
-    losses: list[float]
-    skipped_updates: int
-    mixture_loss: float | None
-    start_loss: float | None
-    final_loss: float | None
-    alpha: dict[Kind, list[float]]
-    scores: Tensor
-    membership: float | None
-    seconds: dict[str, float]
-    at_epoch: list[float]
+    min_cell: int = 1
+    """Fewest patients whose extreme losses may show in a mean loss that leaves the site."""
+    checkpoint: Callable[[], None] = staticmethod(lambda: None)
+    """Called before each batch; it raises where the task is to stop."""
+    batch_losses: Sequence[tuple[str, float]] = ()
+    """Patient and loss of each example of the last batch."""
 
-
-class TaskLearner(TaskModel):
-    """One site learns a task with its model; ``seed`` is of its batches, ``others`` are of :class:`TaskModel`."""
-
-    def __init__(self, classifier: ClassifierConfig, settings: LearnerSettings, *, seed: int, **others: Any):
-        super().__init__(classifier, **others)
-        self.settings, self.seed = settings, seed
+    def __init__(
+        self,
+        config: ClassifierConfig,
+        settings: LearnerSettings,
+        *,
+        seed: int,
+        device: str = "cpu",
+        precision: str = "float32",
+        local_paths: Mapping[str, Path | None] | None = None,
+    ):
+        self.config, self.settings, self.seed = config, settings, seed
         self._seconds: dict[str, float] = {}  # of the task's phases
+        self.classifier = build_classifier(config, local_paths)
+        size = sum(parameter.numel() for parameter in self.classifier.parameters())
+        device, self._autocast = choose_device(device, precision, size)
+        self.device = torch.device(device)
+        self.start = shared_state(self.classifier)
+        self.layout = Layout.of(self.start)
+        self.fingerprint = fingerprint(self.classifier)
+        self.classifier.to(self.device)
+        self.parameters = shared_parameters(self.classifier)
+
+    def describe(self) -> dict[str, Any]:
+        """Name, sizes and PEFT's configuration of the adapter, without any path of the site."""
+        trained = sum(value.numel() for value in self.start.values())
+        return {
+            "base_model": self.config.encoder_name or f"fedtar_flare classifier '{self.config.encoder}'",
+            "adapter": self.config.adapter,
+            "adapter_config": adapter_config(self.classifier),
+            "parameters": sum(p.numel() for p in self.classifier.parameters()) - trained,
+            "trained": trained,
+            "fingerprint": self.fingerprint,
+            "config": self.config.to_dict(),
+        }
 
     def is_start(self, centres: Mapping[str, Tensor]) -> bool:
         """Whether these centres (K, *shape) are the common start."""
@@ -114,7 +133,7 @@ class TaskLearner(TaskModel):
             require_finite(theta)
         mixture_loss = self.mean_loss(self.vectors(theta), data.validation)
         start_loss = self.mean_loss(self.vectors(self.start), data.validation)
-        self.load(theta)
+        load_shared_state(self.classifier, theta)
 
         # 2. Tuning, with the scores of the test images at e = 0..E.
         curve: list[float | None] = []
@@ -138,13 +157,13 @@ class TaskLearner(TaskModel):
             logger.warning("%d local updates were left out: their loss or gradient was not finite", skipped)
 
         # 3. The module, and what is said of it.
-        state = self.state()
+        state = shared_state(self.classifier)
         require_finite(state)
         with self._timed("tuning"):
             importance = self.fisher(data.train) if plan.objective == "fisher" else {}
         with self._timed("evaluation"):
             final_loss = self.mean_loss(self.vectors(state), data.validation)
-            self.load(state)
+            load_shared_state(self.classifier, state)
             membership = _membership(data, self.scores(data.train), scores[-1])
         return Adapted(
             difference={name: value - self.start[name] for name, value in state.items()},
@@ -236,7 +255,7 @@ class TaskLearner(TaskModel):
     @torch.no_grad()
     def _taught(self, examples: Examples) -> Tensor | None:
         """Logits (n, 2) of the examples by the loaded module; None for the common start, which has nothing to teach."""
-        if self.is_start({name: value[None] for name, value in self.state().items()}):
+        if self.is_start({name: value[None] for name, value in shared_state(self.classifier).items()}):
             return None
         return torch.cat([self.logits(examples, p) for p in parts(range(len(examples.labels)), EVALUATION_BATCH)])
 
@@ -266,6 +285,80 @@ class TaskLearner(TaskModel):
             return self.gradient(self._theta(difference), examples, steps[s], size)
 
         return inner_steps(c, equal, gradient, len(steps), self.settings.eta_in)
+
+    # ------------------------------------------------------------------ with the loaded module
+    def logits(self, examples: Examples, indices: Sequence[int]) -> Tensor:
+        """Logits (B, 2), float32 or finer."""
+        self.checkpoint()
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast):
+            logits: Tensor = self.classifier(examples.batch(indices).to(self.device))
+        return logits.float() if logits.dtype == torch.bfloat16 else logits
+
+    def cross_entropy(self, logits: Tensor, examples: Examples, indices: Sequence[int]) -> Tensor:
+        """Mean cross-entropy of these examples; sets :attr:`batch_losses`."""
+        truth = examples.labels[list(indices)].to(logits.device)
+        each = F.cross_entropy(logits.detach(), truth, reduction="none").tolist()
+        self.batch_losses = [(examples.patients[i], loss) for i, loss in zip(indices, each, strict=True)]
+        return F.cross_entropy(logits, truth)
+
+    def gradients(
+        self, examples: Examples, indices: Sequence[int], parameters: Mapping[str, Tensor] | None = None
+    ) -> tuple[float, dict[str, Tensor]]:
+        """Mean loss, and its gradient in these parameters of the module (None: all)."""
+        parameters = self.parameters if parameters is None else parameters
+        loss = self.cross_entropy(self.logits(examples, indices), examples, indices)
+        gradients = torch.autograd.grad(loss, list(parameters.values()))
+        return float(loss.detach()), dict(zip(parameters, gradients, strict=True))
+
+    def fisher(self, examples: Examples) -> dict[str, Tensor]:
+        """Diagonal of the empirical Fisher information: mean of examples' squared gradients; float32, on the CPU."""
+        squares = {name: torch.zeros_like(value) for name, value in self.parameters.items()}
+        for i in range(len(examples.labels)):
+            for name, gradient in self.gradients(examples, [i])[1].items():
+                squares[name].addcmul_(gradient, gradient, value=1 / len(examples.labels))
+        return {name: value.float().cpu() for name, value in sorted(squares.items())}
+
+    @torch.no_grad()
+    def scores(self, examples: Examples) -> Tensor:
+        """Scores (n,) of the new disease in 0..1, float64, on the CPU."""
+        everything = range(len(examples.labels))
+        logits = [self.logits(examples, part).double().cpu() for part in parts(everything, EVALUATION_BATCH)]
+        return torch.cat([part.softmax(1)[:, 1] for part in logits] or [torch.zeros(0, dtype=torch.float64)])
+
+    # ------------------------------------------------------------------ as functions of theta (d,) by kind
+    def vectors(self, module: Mapping[str, Tensor]) -> dict[Kind, Tensor]:
+        """A module as vectors (d,), of the classifier's dtype and on its device."""
+        like = next(iter(self.parameters.values()))
+        return {kind: value.to(like) for kind, value in self.layout.vectors(module).items()}
+
+    @torch.no_grad()
+    def load_vectors(self, theta: Vectors) -> None:
+        """Load theta, in the classifier's own precision."""
+        tensors = self.layout.tensors(theta)
+        for name, parameter in self.parameters.items():
+            parameter.copy_(tensors[name])
+
+    def gradient(self, theta: Vectors, examples: Examples, indices: Sequence[int], size: int) -> dict[Kind, Tensor]:
+        """Gradient of the mean loss of all these examples, ``size`` at a time."""
+        self.load_vectors(theta)
+        mean = {kind: torch.zeros_like(value) for kind, value in theta.items()}
+        for chosen in parts(indices, size):
+            for kind, value in self.layout.vectors(self.gradients(examples, chosen)[1]).items():
+                mean[kind] += value * (len(chosen) / len(indices))
+        return mean
+
+    @torch.no_grad()
+    def mean_loss(self, theta: Vectors, examples: Examples) -> float | None:
+        """Mean loss of all examples, as it may leave the site; None without examples."""
+        count = len(examples.labels)
+        if not count:
+            return None
+        self.load_vectors(theta)
+        losses: list[tuple[str, float]] = []
+        for part in parts(range(count), EVALUATION_BATCH):
+            self.cross_entropy(self.logits(examples, part), examples, part)
+            losses += self.batch_losses
+        return winsorised_mean(losses, self.min_cell)
 
 
 def add_curvature(

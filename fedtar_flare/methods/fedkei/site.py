@@ -1,13 +1,11 @@
 """FedKEI at a site: one pass over the task's images for PROBE, tuning for ADAPT; each module stays for its disease."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
@@ -20,7 +18,8 @@ from fedtar_flare.imaging.transform_list import RANDOM
 from fedtar_flare.learning.config import DataConfig, LoRAConfig
 from fedtar_flare.methods.fedkei.config import CLASSIFIERS, PLANS, STEPS, LearnerSettings
 from fedtar_flare.methods.fedkei.contract import ADAPT, IMPORTANCE, PROBE, PULL
-from fedtar_flare.methods.fedkei.tasks import LocalTask, without_some
+from fedtar_flare.methods.fedkei.learner import TaskLearner
+from fedtar_flare.methods.fedkei.tasks import Adapted, LocalTask, without_some
 from fedtar_flare.models.adapters.lora import shared_parameters
 from fedtar_flare.models.classifier import ClassifierConfig, bare_classifier, build_classifier
 from fedtar_flare.models.outline import EMBEDDING
@@ -31,11 +30,8 @@ from fedtar_flare.protocol.messages import Reply, abstain, ok, version
 from fedtar_flare.registry import Method
 from fedtar_flare.runtime.task import Answer, Handler, SiteStrategy, Task, gives_start
 from fedtar_flare.site.admission import JobRequest, Reach
+from fedtar_flare.site.site_file import SiteConfig
 from fedtar_flare.site.state import task_scores
-
-if TYPE_CHECKING:
-    from fedtar_flare.methods.fedkei.learner import Adapted, TaskLearner
-    from fedtar_flare.site.site_file import SiteConfig
 
 
 @dataclass(frozen=True)
@@ -236,8 +232,6 @@ class FedKEISite(SiteStrategy):
 
     def _learner(self, task: Task) -> TaskLearner:
         """The site's learner, built once per process and run."""
-        from fedtar_flare.methods.fedkei.learner import TaskLearner
-
         key = (task.header.run_id, task.site.name)
         if self.learner is None or self._learner_key != key:
             self.learner = TaskLearner(

@@ -1,4 +1,4 @@
-"""Tasks of classification in sequence: which disease is new at which step, each image's label, and a site's examples.
+"""Tasks of classification in sequence: the new disease of each step, images' labels, a site's examples and results.
 
 At step t an image is positive where it has the new disease. It is negative where it has not, and either belongs to the
 base (the images of the start) or has the disease of an earlier step: old images serve again. All others, and those that
@@ -22,6 +22,7 @@ from fedtar_flare.data.cohort import Cohort, Sample, Visit
 from fedtar_flare.data.minimum_cell import enough, full_cells, round_to_cell, shown_count
 from fedtar_flare.imaging.batch import ImageBatch, collate
 from fedtar_flare.imaging.pipeline import images_of
+from fedtar_flare.methods.fedkei.mixing import Kind
 
 Order = Literal["synchronous", "reversed", "shuffled"]
 """Order of the tasks at a site: as listed, the other way round, or by a permutation that differs between sites."""
@@ -200,6 +201,30 @@ class LocalTask(TaskData):
         """Negatives and positives by split, rounded as they may be reported."""
         splits: dict[str, Examples] = {"train": self.train, "validation": self.validation, "test": self.test}
         return {split: examples.counts(self.least) for split, examples in splits.items()}
+
+
+@dataclass(frozen=True)
+class Adapted:
+    """Result of ADAPT; alpha and the scores stay at the site.
+
+    At e = 0..E ``curve`` is the AUC of the test split, None where it has one class, ``scores`` (E + 1, n) those of its
+    images, and ``at_epoch`` the seconds of start and tuning, without evaluation. Losses are means over validation
+    examples of the mixture, of w0 and of theta.
+    """
+
+    difference: dict[str, Tensor]
+    importance: dict[str, Tensor]
+    curve: list[float | None]
+    losses: list[float]
+    skipped_updates: int
+    mixture_loss: float | None
+    start_loss: float | None
+    final_loss: float | None
+    alpha: dict[Kind, list[float]]
+    scores: Tensor
+    membership: float | None
+    seconds: dict[str, float]
+    at_epoch: list[float]
 
 
 def without_some(cohort: Cohort) -> Cohort:

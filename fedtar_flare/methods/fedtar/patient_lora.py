@@ -30,11 +30,10 @@ from torch import Tensor, nn
 from fedtar_flare.core.errors import ConfigError, DataError
 from fedtar_flare.methods.fedtar.config import EMBEDDING_DIM, PatientConfig
 from fedtar_flare.models.adapters.lora import lora_layers
+from fedtar_flare.models.adapters.visit_shares import VisitShares
 
 if TYPE_CHECKING:
     from peft import PeftModel
-
-    from fedtar_flare.models.adapters.visit_shares import VisitShares
 
 BIAS_NORM, WEIGHT_SCALE = 1.0, 0.1
 """Length of b_proj, a random vector, and of W_proj's columns at a common start; the paper's are 0 and 1."""

@@ -14,6 +14,7 @@ from fedtar_flare.methods.fedkei.contract import IMPORTANCE, PULL
 from fedtar_flare.methods.fedkei.learner import TaskLearner, add_curvature
 from fedtar_flare.methods.fedkei.tasks import TaskData, shuffled
 from fedtar_flare.metrics.classification import auc
+from fedtar_flare.models.adapters.lora import load_shared_state
 from fedtar_flare.models.classifier import ClassifierConfig
 
 SIZES = {"embed_dim": 32, "depth": 2, "num_heads": 2}
@@ -119,7 +120,7 @@ def test_one_centre_of_fixed_weight_is_where_tuning_begins_to_the_bit():
     one = learner()
     centre = centres_of(one, 1)
     found = one.adapt(centre, DATA, 2, FEDAVG)
-    one.load({name: value[0] for name, value in centre.items()})
+    load_shared_state(one.classifier, {name: value[0] for name, value in centre.items()})
     assert found.curve[0] == auc(DATA.test.labels.numpy(), one.scores(DATA.test).numpy())
     assert found.alpha == {"adapter": [1.0], "head": [1.0]}
 
@@ -214,7 +215,7 @@ def test_reported_losses_are_winsorised_and_updates_left_out_are_counted(spoilt)
 def test_membership_is_the_auc_of_training_against_test_images():
     one = learner()
     found = one.adapt(start_of(one), DATA, 1)
-    one.load({name: one.start[name] + value for name, value in found.difference.items()})
+    load_shared_state(one.classifier, {name: one.start[name] + value for name, value in found.difference.items()})
     right = [
         torch.where(part.labels == 1, scores, 1 - scores)
         for part, scores in ((DATA.train, one.scores(DATA.train)), (DATA.test, found.scores[-1]))
