@@ -20,8 +20,16 @@ from fedtar_flare.models.adapters.kinds import add_ia3
 from fedtar_flare.models.adapters.lora import add_lora
 from fedtar_flare.models.build import build_model
 from fedtar_flare.models.config import RANDOM, ImageModelConfig, ModelConfig, preset
-from fedtar_flare.models.encoders import SliceEncoder, TimmEncoder, build_encoder
-from fedtar_flare.models.volume_encoder import NARROWEST, STRIDE, HUWindow, VolumeEncoder, monai_names
+from fedtar_flare.models.encoders import (
+    NARROWEST,
+    STRIDE,
+    HUWindow,
+    SliceEncoder,
+    TimmEncoder,
+    VolumeEncoder,
+    build_encoder,
+    monai_names,
+)
 from fedtar_flare.models.weights import load_weights
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.imaging.transforms import displayed
 from fedtar_flare.models.adapters.lora import shared_parameters, shared_state
 from fedtar_flare.models.classifier import ClassifierConfig, build_classifier
-from fedtar_flare.models.volume_encoder import interpolation, monai_names, volumes
+from fedtar_flare.models.encoders import interpolation, monai_names, volumes
 from fedtar_flare.testing import executor_of
 
 SIZES = {"embed_dim": 32, "depth": 2, "num_heads": 2}
