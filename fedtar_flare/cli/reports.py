@@ -11,6 +11,7 @@ from fedtar_flare.cli.intake import add_login
 from fedtar_flare.cli.scores import OF_RUN, add_metrics, add_score
 from fedtar_flare.core.errors import ConfigError, FedTARError
 from fedtar_flare.core.files import clean, read_lines
+from fedtar_flare.models.sources import garbage_collection_paused
 
 ADAPTER = "the adapter folder that a run left, or an id on the Hugging Face hub: OWNER/NAME[@REVISION]"
 ROOT = "root certificate of its federation (rootCA.pem of a kit): an adapter that was not released is refused"
@@ -100,6 +101,7 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("-o", "--out", type=Path, required=True, help="folder to write")
 
 
+@garbage_collection_paused()
 def generate(arguments: argparse.Namespace) -> None:
     """Draft a report for one study.
 
@@ -108,13 +110,10 @@ def generate(arguments: argparse.Namespace) -> None:
     the previous visit and the probabilities of these; what is not known is left open, and without a previous visit no
     change is claimed. Every output is marked as a draft, not for clinical use.
     """
-    from fedtar_flare.models.sources import garbage_collection_paused
-
-    with garbage_collection_paused():
-        from fedtar_flare.learning.draft_documents import draft_file, structured_report
-        from fedtar_flare.learning.drafting import DISCLAIMER, Drafter
-        from fedtar_flare.learning.study import study_of
-        from fedtar_flare.site.release import released_adapter
+    from fedtar_flare.learning.draft_documents import draft_file, structured_report
+    from fedtar_flare.learning.drafting import DISCLAIMER, Drafter
+    from fedtar_flare.learning.study import study_of
+    from fedtar_flare.site.release import released_adapter
 
     adapter = released_adapter(arguments.adapter, arguments.root, arguments.online)
     if arguments.format == "sr" and arguments.out is None:
