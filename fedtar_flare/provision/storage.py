@@ -1,4 +1,4 @@
-"""Storage of the server inside its own kit, an end to jobs that a killed server left running, and what else it guards.
+"""Storage of the server inside its own kit, an end to jobs that a killed server left running, and sites' certificates.
 
 FLARE's own components take absolute paths, unknown at provisioning, so its template uses the system's temporary folder.
 The server changes into its kit before it builds these components.
