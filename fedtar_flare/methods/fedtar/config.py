@@ -82,9 +82,9 @@ class TemporalConfig(Settings):
     replay: Literal["none", "seen", "tested"] = Field(
         "none",
         description="which visits a step trains on: 'none': its own (the paper), 'seen': of every step so far, "
-        "'tested': its own in the first round, in which steps that make three hospitals or more worse are found; then "
-        "those of every step where none is, else its own, and such steps are dropped. Where validation reports are "
-        "wrong too, right steps are dropped",
+        "'tested': its own in the first round, in which the server, for three hospitals or more, finds steps that make "
+        "most of them worse; then those of every step where none is, else its own, and such steps are dropped. Where "
+        "validation reports are wrong too, right steps are dropped",
     )
     personal: Literal["whole", "alpha"] = Field(
         "whole",

@@ -211,11 +211,11 @@ class StepTest:
         most = lengths.sort().values[-1 - int(TRIMMED * len(lengths))]
         far = lengths > most
         distances[far] *= (most / lengths[far])[:, None]
-        # 2. One standard error for all steps: that of a single step is too uncertain where hospitals are few.
-        least = median - 2 * (distances.var(0).mean() / len(numbers)).sqrt()
+        # 2. One standard error for all steps that move w: a single step's is too uncertain where hospitals are few.
+        before = self._verdicts[: numbers.shape[1]]
+        least = median - 2 * (distances[:, before >= 0].var(0).mean() / len(numbers)).sqrt()
         # 3. What is beyond doubt too large is dropped.
         loss = losses.clamp(losses.median() / APART, APART * losses.median()).mean()
-        before = self._verdicts[: numbers.shape[1]]
         now = torch.where((least > WORSE * loss) | (before < 0), -1.0, 1.0)
         if 2 * int((now < 0).sum()) > len(now):  # then it is the validation reports that are in doubt
             now = torch.where(before < 0, -1.0, 1.0)
