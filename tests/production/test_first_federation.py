@@ -9,7 +9,7 @@ import yaml
 from command import fedtar_here, passing, run
 from federation_process import MARK, end_marked, free_port, running, wait_for
 
-from fedtar_flare.record.events import Start
+from fedtar_flare.record.events import Start, Step
 from fedtar_flare.record.log import of_kind, read_events
 
 pytestmark = [pytest.mark.production, pytest.mark.timeout(1800)]
@@ -54,8 +54,12 @@ def test_three_hospitals_come_one_at_a_time_to_a_running_server(repository, tmp_
             assert "0 failed" in passing("doctor", "--kit", kit)
             federation.start(name)
             wait_for(f"{name} is ready", lambda kit=kit: fedtar_here("health", "--kit", kit)[0] == 0)
-        results = federation.completed(federation.submit(exported(min_sites=3)))
+        job = exported(rounds=2, min_sites=3, temporal={"replay": "tested"}, data={"synthetic_patients": 24})
+        results = federation.completed(federation.submit(job))
         assert {*server} <= {*federation.site_processes("localhost")}, "it was not started again"
-        assert sorted(of_kind(read_events(results), Start)[0].sites) == sorted(federation.sites)
+        events = read_events(results)
+        assert sorted(of_kind(events, Start)[0].sites) == sorted(federation.sites)
+        first, second = (sum(site.samples for site in step.sites.values()) for step in of_kind(events, Step)[::2])
+        assert first < second, "three sent T numbers, and no step was harmful: then all learn from all visits"
         for kit in federation.sites.values():
             assert "0 refused, 0 errors" in passing("audit", "--kit", kit)

@@ -376,3 +376,13 @@ def test_one_hospital_of_five_cannot_prevent_a_drop(number, loss):
     numbers = torch.tensor([[0.3, -0.1], [0.32, -0.1], [0.34, -0.12], [0.36, 0.0], [number, number]]).double()
     losses = torch.tensor([0.4, 0.5, 0.6, 0.5, loss]).double()
     assert StepTest(2).judge(numbers, losses) == [1]
+
+
+@given(st.integers(3, 6), st.integers(0, 2**31))
+def test_after_a_drop_the_other_steps_are_judged_as_if_there_had_never_been_a_fourth(hospitals, seed):
+    drawn = torch.randn(hospitals, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    numbers, losses = 0.3 * drawn + torch.tensor([0.5, 0.0, 0.0]), torch.ones(hospitals, dtype=torch.float64)
+    four = StepTest(4)
+    four.load_state({"verdicts": torch.tensor([0.0, 0.0, 0.0, -1.0])})
+    zeros = torch.zeros(hospitals, 1, dtype=torch.float64)
+    assert four.judge(torch.cat([numbers, zeros], 1), losses) == StepTest(3).judge(numbers, losses)
