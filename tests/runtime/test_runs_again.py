@@ -2,7 +2,6 @@
 
 import copy
 import json
-import uuid
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,7 @@ from command import failing, passing
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.files import write_text
 from fedtar_flare.data.cells import Timeline
-from fedtar_flare.learning.canaries import BITS, canaries, exposure
-from fedtar_flare.learning.drafting import Drafter
+from fedtar_flare.learning.canaries import canaries
 from fedtar_flare.models.adapters.peft_file import read_adapter, read_adapter_info
 from fedtar_flare.provision.resume import remake_of
 from fedtar_flare.reporting.run import read_run
@@ -51,11 +49,11 @@ class Federation:
     def site_file(self, name):
         return self.folder / "sites" / f"{name}.yaml"
 
-    def run(self, name, method, comes_in=0, names=SITES, job=JOB, **server):
+    def run(self, name, method, comes_in=0, **server):
         """Results of a run into which the patient comes in a round; in no round by default."""
-        recipe = MethodRecipe(method, server={"evaluate_every": ROUNDS, **server}, **job)
+        recipe = MethodRecipe(method, server={"evaluate_every": ROUNDS, **server}, **JOB)
         folder = self.folder / name
-        sites = {site: ExecutorSite(site, copy.deepcopy(recipe.executor), folder / site) for site in names}
+        sites = {site: ExecutorSite(site, copy.deepcopy(recipe.executor), folder / site) for site in SITES}
         controller = InThisProcess(folder, sites, **recipe.controller_arguments)
         admit = controller.membership.admit_late_sites
 
@@ -141,27 +139,6 @@ def test_a_state_of_another_round_is_never_taken_for_the_one_that_is_gone(tmp_pa
     assert new.take_over("run/0001-02", ["mixture", "of another method"])
     assert new.names("") == ["0001-02", "mixture"] and [new.first_round(who, 1) for who in "abc"] == [1, 1, None]
     assert new.take_over("run/0003-02", []) and new.versions() == ["0001-02"], "once only"
-
-
-@pytest.mark.slow
-def test_a_canary_that_was_forgotten_is_as_unknown_as_by_chance(federation, cohort, monkeypatch):
-    """Of three canaries of a hospital that learns alone, before and after its run is made again from the start."""
-    training, model = {"local_steps": 120, "batch_size": 4, "lr": 1e-2}, {"num_beams": 1, "max_length": 32}
-    job = JOB | {"num_rounds": 1, "training": training, "model": model}
-    file = federation.site_file(SITES[0])
-    file.write_text((without := file.read_text()) + "canaries: 3\n")
-    with monkeypatch.context() as patch:  # canaries follow from the run's id
-        patch.setattr("fedtar_flare.runtime.controller.uuid.uuid4", lambda: uuid.UUID(int=1))
-        patch.setattr("fedtar_flare.runtime.controller.time.strftime", lambda *_: "20260101-000000")
-        taught = federation.run("taught", "fedavg", names=SITES[:1], job=job)
-    file.write_text(without)
-    again = federation.run("again", "fedavg", names=SITES[:1], job=job)
-    mean_bits = []
-    for results in (taught, again):
-        trained = Drafter(results / "adapter").site_model
-        planted = canaries(cohort, read_run(taught).start.run_id, 3, trained.tokenizer, federation.folder)
-        mean_bits.append(sum(exposure(trained, canary, False) for canary in planted) / 3)
-    assert mean_bits[1] < 4 and mean_bits[1] + 2 < mean_bits[0] <= BITS, "about 1.4 by chance"
 
 
 @pytest.mark.slow
