@@ -25,9 +25,8 @@ from fedtar_flare.provision import launcher as launching
 from fedtar_flare.provision.health import kit_health
 from fedtar_flare.provision.launcher import SupervisedProcessLauncher
 from fedtar_flare.provision.retention import COMMAND, EVERY
-from fedtar_flare.provision.wire import add_time
 from fedtar_flare.site import audit
-from fedtar_flare.site.context import HEALTH, Site
+from fedtar_flare.site.context import CLOCK_AHEAD, HEALTH, Site
 from fedtar_flare.site.doctor import OK, WARN, connection
 
 
@@ -64,20 +63,11 @@ def test_a_site_is_alive_while_its_heart_beats_and_ready_while_the_server_answer
 
 
 @pytest.mark.parametrize(("ahead", "status"), [(86400, WARN), (-3600, WARN), (2, OK)])
-def test_the_server_tells_its_time_and_the_doctor_and_the_audit_tell_a_clock_that_differs(
-    tmp_path, monkeypatch, ahead, status
-):
-    monkeypatch.chdir(kit := make_kit(tmp_path / "kit"))
+def test_the_doctor_and_the_audit_tell_a_clock_that_differs_from_the_server_s(tmp_path, ahead, status):
+    """``test_faults`` has how the server tells its time."""
+    kit = make_kit(tmp_path / "kit")
     assert connection.clock(kit) == []
-    filters, context, pulse = {}, FLContext(), health.Pulse()
-    cell = SimpleNamespace(add_incoming_reply_filter=lambda channel, topic, cb: filters.update(come=cb))
-    context.set_prop(ReservedKey.ENGINE, SimpleNamespace(get_cell=lambda: cell), private=True, sticky=False)
-    pulse.start(context)
-    reply, now = Message({MessageHeaderKey.RETURN_CODE: ReturnCode.OK}), time.time()
-    monkeypatch.setattr(health.time, "time", lambda: now)
-    add_time(reply)
-    monkeypatch.setattr(health.time, "time", lambda: now + ahead)
-    filters["come"](reply)
+    write_json(kit / HEALTH, {CLOCK_AHEAD: float(ahead)})
     (finding,) = connection.clock(kit)
     assert finding.status == status and f"{abs(ahead)} s {'ahead of' if ahead > 0 else 'behind'}" in finding.text
     audit.write(Site.outside_of_jobs(kit), "job", {"task": "train"})

@@ -6,7 +6,6 @@ from contextlib import contextmanager
 import pytest
 from kits import make_kit, provisioned
 
-from fedtar_flare.core.files import locked, private_folder
 from fedtar_flare.provision.kit import complete_kit
 from fedtar_flare.provision.retention import main as retention
 from fedtar_flare.site.cohort import site_key
@@ -84,14 +83,3 @@ def test_a_run_s_state_is_its_owner_s_alone(tmp_path, monkeypatch):
     made = {path.name for path in state_of(kit).rglob("*")}
     assert {"participation.json", "run.json", "fedtar.key"} <= made and len(made) > 8
     assert wide(state_of(kit)) == wide(tmp_path / "home" / "prepared") == set()
-
-
-def test_a_folder_is_private_with_all_that_is_made_above_it_and_none_that_was_there(tmp_path):
-    tmp_path.chmod(0o755)
-    with widest():
-        folder = private_folder(tmp_path / "a" / "b" / "c")
-        with locked(tmp_path / "d" / "e" / "file"):
-            pass
-    assert all(path.stat().st_mode & 0o777 == 0o700 for path in (folder, *list(folder.parents)[:2]))
-    assert wide(tmp_path / "d") == set() and tmp_path.stat().st_mode & 0o777 == 0o755
-    assert private_folder(folder) == folder

@@ -7,20 +7,11 @@ from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
-import trustme
 from command import failing
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.shareable import Shareable
-from nvflare.fuel.f3.cellnet.defs import IdentityChallengeKey, MessageHeaderKey
-from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.sfm.sfm_endpoint import SfmEndpoint
-from nvflare.fuel.hci.conn import Connection
-from nvflare.private.defs import CellMessageHeaderKeys, ClientType
-from nvflare.private.fed.server import training_cmds
-from nvflare.private.fed.server.client_manager import ClientManager
-from nvflare.private.fed.server.training_cmds import TrainingCommandModule
 
 from fedtar_flare.provision import logins
 from fedtar_flare.provision.logins import AGAIN_AFTER, TAKEN_OVER, WITHIN, LoginAlarm
@@ -174,31 +165,10 @@ def test_a_malformed_answer_of_the_server_is_one_message(tmp_path, monkeypatch, 
     assert not (tmp_path / "status.prom").exists()
 
 
-def test_admins_are_told_when_certificates_end_as_the_sites_showed_them_at_their_login(manager, tmp_path, monkeypatch):
-    root, now = trustme.CA(), datetime.now(UTC)
-    (tmp_path / "startup").mkdir()
-
-    def certificate(name, days):
-        made = root.issue_cert(name, not_before=now - timedelta(400), not_after=now + timedelta(days))
-        return made.cert_chain_pems[0].bytes()
-
-    login = ClientManager("project")
-    login.disabled_clients.add("hospital-x")
-    context = FLContext()  # of a server without TLS, which verifies nothing: what is noted is looked at here alone
-    for name, days in (("hospital-a", 5), ("hospital-b", 90), ("hospital-b", 200), ("hospital-x", 5), ("gone", -40)):
-        headers = {CellMessageHeaderKeys.CLIENT_NAME: name, MessageHeaderKey.ORIGIN: name}
-        request = Message(headers, Shareable({IdentityChallengeKey.CERT: certificate(name, days)}))
-        assert (login.authenticated_client(request, context, ClientType.REGULAR) is None) is (name == "hospital-x")
-    (tmp_path / "startup" / "server.crt").write_bytes(certificate("hub", -1))
-    engine = SimpleNamespace(get_engine_info=lambda: SimpleNamespace(start_time=0, app_names={}), get_clients=list)
-    monkeypatch.setattr(training_cmds, "_server_status_value", lambda engine: "stopped")
-    monkeypatch.setattr(training_cmds, "ServerEngineInternalSpec", SimpleNamespace)
-    connection = Connection(app_ctx=engine)
-    TrainingCommandModule().check_status(connection, ["check_status", "server"])
-    ends = connection.buffer.meta[CERTIFICATES]
-    assert {name: round((end - now.timestamp()) / 86400) for name, end in ends.items()} == {
-        "server": -1, "hospital-a": 5, "hospital-b": 200, "gone": -40,
-    }  # fmt: skip
-    day = f"{now + timedelta(5):%Y-%m-%d}"
-    said = [f"CERTIFICATE of hospital-a ends on {day}", f"CERTIFICATE of server ended on {now - timedelta(1):%Y-%m-%d}"]
-    assert ending(ends) == [f"{line}: renew it" for line in said]
+def test_the_terminal_names_whose_certificate_ends_soon_or_has_ended_lately():
+    """``test_veto`` has how the server comes to know of it."""
+    now = datetime.now(UTC)
+    days = {"server": -1, "hospital-a": 5, "hospital-b": 200, "gone": -40}
+    said = ending({name: (now + timedelta(number)).timestamp() for name, number in days.items()})
+    ends = [f"hospital-a ends on {now + timedelta(5):%Y-%m-%d}", f"server ended on {now - timedelta(1):%Y-%m-%d}"]
+    assert said == [f"CERTIFICATE of {line}: renew it" for line in ends]

@@ -7,7 +7,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from nvflare.fuel.f3.cellnet.core_cell import CoreCell
 from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, MessagePropKey, MessageType
 from nvflare.fuel.f3.endpoint import Endpoint
 from nvflare.fuel.f3.message import Message
@@ -118,19 +117,6 @@ def test_a_stream_is_acknowledged_or_given_up_by_its_receiver_alone(monkeypatch,
     assert (wire._refused(word(**{StreamHeaderKey.STREAM_ID: 7}), cell_named(SERVER_JOB)) is None) == answered
     for stream, here in ((8, SERVER_JOB), (7, SERVER)):  # another process's stream
         assert wire._refused(word(**{StreamHeaderKey.STREAM_ID: stream}), cell_named(here)) is None
-
-
-def test_every_cell_is_guarded_and_once(monkeypatch):
-    kinds = ("incoming_request_filter", "incoming_filter", "outgoing_reply_filter")
-    setters = ["set_message_interceptor", *(f"add_{kind}" for kind in kinds)]
-    made = []
-    monkeypatch.setattr(CoreCell, "__init__", lambda self, name: None)
-    for name in setters:
-        monkeypatch.setattr(CoreCell, name, lambda self, *_, name=name, **named: made.append(name))
-    wire.guard_cells()
-    wire.guard_cells()
-    CoreCell("server")
-    assert sorted(made) == sorted(setters)
 
 
 def test_flare_registers_no_channel_that_was_not_decided_on():
