@@ -8,17 +8,12 @@ from federation_process import SITES, wait_for
 
 from fedtar_flare.record.events import Start, Step
 from fedtar_flare.record.log import of_kind
-from fedtar_flare.runtime.checkpoint import CheckpointFolder
 from fedtar_flare.site.context import state_of
 
 LEAD = "lead@hub.org"
 LONG = {"training": {"local_steps": 8, "batch_size": 4}}
 LIMIT = 180
 """Seconds; generous, because a handshake on a busy machine starts with two minutes of imports."""
-
-
-def last(results):
-    return CheckpointFolder(results / "checkpoint").last()[0]
 
 
 def steps(events):

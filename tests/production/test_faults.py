@@ -7,7 +7,7 @@ from html import unescape
 import pytest
 from command import fedtar, fedtar_here, passing
 from federation_process import CLOCK, RELEASE, SITES, recipe, wait_for
-from killing import LEAD, LIMIT, LONG, all_gone, check_same, in_step, last, resume, round_1_is_whole, run_of, steps
+from killing import LEAD, LIMIT, LONG, all_gone, check_same, in_step, resume, round_1_is_whole, run_of, steps
 
 from fedtar_flare.core.files import read_tensors
 from fedtar_flare.record.events import Start, Validation
@@ -16,6 +16,7 @@ from fedtar_flare.runtime.checkpoint import CheckpointFolder
 from fedtar_flare.site.context import state_of
 from fedtar_flare.site.doctor import diagnose
 from fedtar_flare.site.state import SiteState
+from fedtar_flare.testing import last_checkpoint as last
 from fedtar_flare.version import __version__
 
 pytestmark = [pytest.mark.production, pytest.mark.timeout(1800)]
@@ -185,9 +186,7 @@ def test_a_hospital_that_was_not_connected_is_named_from_the_start(federation, j
     federation.finished(identity)
 
 
-def test_a_hospital_of_another_minor_release_is_left_out_with_the_reason_until_it_has_the_others(
-    federation, job, tmp_path
-):
+def test_a_hospital_of_another_minor_release_is_left_out_with_the_reason_until_it_has_theirs(federation, job, tmp_path):
     federation.kill_site("hospital-b")
     federation.start("hospital-b", change=RELEASE.format("99.0.0"))
     try:
