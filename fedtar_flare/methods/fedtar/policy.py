@@ -204,11 +204,11 @@ class StepTest:
         list of int
             The steps that are dropped now, from 1.
         """
-        # 1. The hospitals' distances from their median, those of the farthest fifth cut to the next one's.
+        # 1. The hospitals' distances from their median, those of the farthest fifth (one or more) cut to the next one's.
         median = numbers.median(0).values
         distances = numbers - median
         lengths = distances.norm(dim=1)
-        most = lengths.sort().values[-1 - int(TRIMMED * len(lengths))]
+        most = lengths.sort().values[-1 - max(1, int(TRIMMED * len(lengths)))]
         far = lengths > most
         distances[far] *= (most / lengths[far])[:, None]
         # 2. One standard error for all steps that move w: a single step's is too uncertain where hospitals are few.
