@@ -172,9 +172,9 @@ class StepTest:
 
     A T number estimates by how much its step raised a hospital's validation loss, to first order. A step is dropped,
     with alpha 0 from then on, if the hospitals' median less two standard errors is above :data:`WORSE` of the reports'
-    mean validation loss. A single hospital that lies cannot have a step dropped that harmed no other, nor, of five or
-    more, prevent a drop that the others agree on. At most half of the steps are dropped. Where validation reports are
-    wrong like those of some steps, the right steps are dropped.
+    mean validation loss. A single hospital that lies cannot have a step dropped that harmed no other, nor prevent a
+    drop that the others agree on closely. At most half of the steps are dropped. Where validation reports are wrong
+    like those of some steps, the right steps are dropped.
     """
 
     def __init__(self, time_steps: int):

@@ -371,10 +371,12 @@ def test_a_step_is_dropped_once_where_all_agree_and_an_added_one_is_tested(hospi
     assert not longer.passed(3) and longer.active.tolist() == [0.0, 1.0, 1.0]
 
 
+@pytest.mark.parametrize("hospitals", [3, 4, 5])
 @pytest.mark.parametrize(("number", "loss"), [(1e9, 0.5), (-1e9, 0.5), (0.3, 1e4), (-1e9, 1e4)])
-def test_one_hospital_of_five_cannot_prevent_a_drop(number, loss):
-    numbers = torch.tensor([[0.3, -0.1], [0.32, -0.1], [0.34, -0.12], [0.36, 0.0], [number, number]]).double()
-    losses = torch.tensor([0.4, 0.5, 0.6, 0.5, loss]).double()
+def test_one_hospital_cannot_prevent_a_drop_that_the_others_agree_on(hospitals, number, loss):
+    others = torch.tensor([[0.3, -0.1], [0.32, -0.1], [0.34, -0.12], [0.36, 0.0]]).double()[: hospitals - 1]
+    numbers = torch.cat([others, torch.full((1, 2), number).double()])
+    losses = torch.tensor([*[0.4, 0.5, 0.6, 0.5][: hospitals - 1], loss]).double()
     assert StepTest(2).judge(numbers, losses) == [1]
 
 
