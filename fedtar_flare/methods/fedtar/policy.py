@@ -204,7 +204,7 @@ class StepTest:
         list of int
             The steps that are dropped now, from 1.
         """
-        # 1. The hospitals' distances from their median, those of the farthest fifth (one or more) cut to the next one's.
+        # 1. The hospitals' distances from their median, the farthest fifth (one at least) cut to the next one's.
         median = numbers.median(0).values
         distances = numbers - median
         lengths = distances.norm(dim=1)
