@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import timm
 import torch
+import transformers
 from torch import Tensor, nn
 
 from fedtar_flare.methods.fedtar.config import PatientConfig
@@ -37,13 +39,11 @@ def normal(*shape: int, seed: int = 1) -> Tensor:
 
 
 def cvt_case() -> Case:
-    from transformers import CvtConfig, CvtModel
-
-    config = CvtConfig(
+    config = transformers.CvtConfig(
         embed_dim=[8, 8, 16], num_heads=[1, 1, 2], depth=[1, 2, 3], drop_path_rate=[0.0, 0.0, 0.0], mlp_ratio=[2.0] * 3
     )
     return Case(
-        CvtModel(config),
+        transformers.CvtModel(config),
         ["*.projection_query", "*.projection_key", "*.projection_value", "*.dense"],
         {"pixel_values": normal(BATCH * SLICES, 3, 32, 32)},
         SLICES,
@@ -52,12 +52,10 @@ def cvt_case() -> Case:
 
 
 def gpt2_model() -> nn.Module:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
     sizes = {"vocab_size": VOCABULARY, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2}
     tokens = {"bos_token_id": 0, "eos_token_id": END, "pad_token_id": PAD}
     still = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
-    return GPT2LMHeadModel(GPT2Config(**sizes, **tokens, **still, add_cross_attention=True))
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **tokens, **still, add_cross_attention=True))
 
 
 GPT2_TARGETS = ("*.c_attn", "*.q_attn", "*.c_proj", "*.c_fc")
@@ -70,8 +68,6 @@ def gpt2_case() -> Case:
 
 
 def timm_case(name: str, targets: Sequence[str], image: int, **settings: Any) -> Case:
-    import timm
-
     model = timm.create_model(name, pretrained=False, num_classes=0, img_size=image, **settings)
     features = {"x": normal(BATCH * SLICES, 3, image, image)}
     return Case(model, targets, features, SLICES, lambda model, inputs: model(**inputs))

@@ -5,6 +5,10 @@ import torch
 from fedtar_flare.imaging.batch import ImageBatch
 
 
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
 def noise(count=2, slices=4, size=32, *, seed=0, gap_mm=20.0, there=()):
     """``count`` images; ``there`` gives the number of their first slices that are no padding, by row (else all)."""
     generator = torch.Generator().manual_seed(seed)

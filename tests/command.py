@@ -81,9 +81,8 @@ def page_commands(page: Path, **words: object) -> dict[str, list[object]]:
 def run_simulator(job: Path, workspace: Path, *arguments: str, home: Path, timeout: float = 900, **environment: str):
     """Run a job folder with ``nvflare simulator``; returns the finished process and the folder of its results."""
     command = ["nvflare", "simulator", job, "-w", workspace, *arguments]
-    code, output, _ = run(
-        *command, timeout=timeout, stderr=subprocess.STDOUT, **({"FEDTAR_HOME": str(home)} | environment)
-    )
+    environment = {"FEDTAR_HOME": str(home)} | environment
+    code, output, _ = run(*command, timeout=timeout, stderr=subprocess.STDOUT, **environment)
     return subprocess.CompletedProcess(command, code, output), workspace / "server/simulate_job/fedtar"
 
 

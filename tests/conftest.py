@@ -19,26 +19,12 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.append(str(REPOSITORY))  # for `tools` and the bench; last, since the installed package comes first
 
 LONGEST = (
-    "test_paper_tables.py",
-    "test_faults.py",  # of those of production, and of the slow ones
-    "test_first_command.py",
-    "test_methods.py",
-    "test_shipped_job.py",
-    "test_a_run_and_after.py",
-    "test_conformance.py",
-    "test_executor.py",
-    "test_learner.py",
-)
+    "test_paper_tables.py", "test_faults.py", "test_first_command.py", "test_methods.py", "test_shipped_job.py",
+    "test_a_run_and_after.py", "test_conformance.py", "test_executor.py", "test_learner.py",
+)  # fmt: skip
 """Files that begin first, so that no process is left alone with one of them at the end."""
 THREADS = os.environ.get("FEDTAR_TEST_THREADS") or ("1" if "PYTEST_XDIST_WORKER" in os.environ else "2")
 """Of torch; one where tests run side by side, since threads that wait for another's core cost more than they save."""
-
-
-def pytest_addoption(parser, pluginmanager):
-    if not pluginmanager.hasplugin("xdist"):  # pytest -p no:xdist: the options in pyproject.toml then say nothing
-        for name in ("-n", "--dist"):
-            parser.getgroup("xdist")._addoption(name)
-        parser.addoption("--no-loadscope-reorder", action="store_true")
 
 
 def pytest_collection_modifyitems(items):

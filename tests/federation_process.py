@@ -81,13 +81,10 @@ def free_port() -> int:
 def marked(mark: str) -> dict[int, list[str]]:
     """Process id to command line of every process that carries a mark and lives."""
     found = {}
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            carries = entry.name.isdigit() and (entry / "environ").read_bytes().split(b"\0")
-            if carries and f"{MARK}={mark}".encode() in carries:
-                command = [part.decode() for part in (entry / "cmdline").read_bytes().split(b"\0") if part]
-                if command:
-                    found[int(entry.name)] = command
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(MARK) == mark and (command := [part for part in process.cmdline() if part]):
+                found[process.pid] = command
     return found
 
 

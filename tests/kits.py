@@ -49,14 +49,15 @@ def add_to_site_file(kit, line):
     file.write_text(whole("\n".join([*others, line, ""])))
 
 
-def write_radiographs(folder, number, visits=1):
+def write_radiographs(folder, number, visits=1, name="P"):
     """``manifest.csv`` of so many radiographs, one a day, with as many visits of each patient P0, P1 and so on."""
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     rows = ["patient_id,study_datetime,image,report"]
     for i in range(number):
         write_noise(folder / f"{i}.png", i)
-        rows.append(f"P{i // visits},2020-01-0{i + 1},{i}.png,No finding.")
+        rows.append(f"{name}{i // visits},2020-{1 + i // 28:02d}-{1 + i % 28:02d},{i}.png,No finding.")
     (folder / "manifest.csv").write_text("\n".join(rows))
+    return folder / "manifest.csv"
 
 
 def write_noise(path, seed):

@@ -6,20 +6,9 @@ from pathlib import Path
 
 import imagecodecs
 import numpy as np
+from pydicom import uid as uids
 from pydicom.dataset import Dataset, FileMetaDataset
 from pydicom.encaps import encapsulate
-from pydicom.uid import (
-    CTImageStorage,
-    DigitalXRayImageStorageForPresentation,
-    EnhancedCTImageStorage,
-    ExplicitVRLittleEndian,
-    HTJ2KLossless,
-    JPEG2000Lossless,
-    JPEGLosslessSV1,
-    JPEGLSLossless,
-    RLELossless,
-    generate_uid,
-)
 
 SPACING = (2.5, 0.8, 0.7)
 ORIGIN = (-11.0, -22.0, -33.0)
@@ -38,7 +27,7 @@ def _image(sop_class: str, uid: str, modality: str, values: np.ndarray, bits: in
     """A grey image of unsigned values in 16 bits."""
     ds = Dataset()
     ds.file_meta = FileMetaDataset()
-    ds.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    ds.file_meta.TransferSyntaxUID = uids.ExplicitVRLittleEndian
     ds.file_meta.MediaStorageSOPClassUID = ds.SOPClassUID = sop_class
     ds.file_meta.MediaStorageSOPInstanceUID = ds.SOPInstanceUID = uid
     ds.Modality, ds.SamplesPerPixel, ds.PhotometricInterpretation = modality, 1, "MONOCHROME2"
@@ -50,7 +39,7 @@ def _image(sop_class: str, uid: str, modality: str, values: np.ndarray, bits: in
 
 def slice_dataset(hu: np.ndarray, i: int, spacing: tuple[float, float, float] = SPACING) -> Dataset:
     """One CT slice of a series: 12 unsigned bits, intercept -1024."""
-    ds = _image(CTImageStorage, f"1.2.3.4.{i + 1}", "CT", hu.astype(np.int32) + 1024, 12)
+    ds = _image(uids.CTImageStorage, f"1.2.3.4.{i + 1}", "CT", hu.astype(np.int32) + 1024, 12)
     ds.PatientID = "P"
     ds.ImageType = ["ORIGINAL", "PRIMARY", "AXIAL"]
     ds.StudyInstanceUID, ds.SeriesInstanceUID, ds.AcquisitionNumber = "1.2.3", "1.2.3.4", 1
@@ -124,7 +113,7 @@ def another_series(number: int) -> Edit:
 
     def edit(ds, i):
         ds.SeriesInstanceUID = f"1.2.3.{number}"
-        ds.SOPInstanceUID = ds.file_meta.MediaStorageSOPInstanceUID = generate_uid()
+        ds.SOPInstanceUID = ds.file_meta.MediaStorageSOPInstanceUID = uids.generate_uid()
 
     return edit
 
@@ -132,7 +121,7 @@ def another_series(number: int) -> Edit:
 def enhanced_dataset(hu: np.ndarray, order) -> Dataset:
     """One multi-frame file of a whole volume, its frames in the given order."""
     ds = slice_dataset(hu[0], 0)
-    ds.SOPClassUID = ds.file_meta.MediaStorageSOPClassUID = EnhancedCTImageStorage
+    ds.SOPClassUID = ds.file_meta.MediaStorageSOPClassUID = uids.EnhancedCTImageStorage
     moved = ("ImagePositionPatient", "ImageOrientationPatient", "PixelSpacing", "RescaleSlope", "RescaleIntercept")
     put(**dict.fromkeys(moved))(ds, 0)
     shared, plane, measures, values = Dataset(), Dataset(), Dataset(), Dataset()
@@ -154,7 +143,7 @@ def enhanced_dataset(hu: np.ndarray, order) -> Dataset:
 
 def write_radiograph(path: Path, values: np.ndarray, bits: int = 12, **changes) -> Path:
     """A DX file of unsigned stored values; ``changes`` as in :func:`put`."""
-    ds = _image(DigitalXRayImageStorageForPresentation, "1.2.3", "DX", values, bits)
+    ds = _image(uids.DigitalXRayImageStorageForPresentation, "1.2.3", "DX", values, bits)
     ds.ViewPosition = "PA"
     put(**changes)(ds, 0)
     meaning = {"MONOCHROME1": "INVERSE", "MONOCHROME2": "IDENTITY"}.get(ds.get("PhotometricInterpretation"))
@@ -165,16 +154,16 @@ def write_radiograph(path: Path, values: np.ndarray, bits: int = 12, **changes) 
 
 
 ENCODERS = {
-    JPEGLosslessSV1: imagecodecs.ljpeg_encode,  # not of the library that decodes
-    JPEGLSLossless: imagecodecs.jpegls_encode,
-    JPEG2000Lossless: partial(imagecodecs.jpeg2k_encode, reversible=True, codecformat="j2k"),
-    HTJ2KLossless: partial(imagecodecs.htj2k_encode, reversible=True),  # nor this one
+    uids.JPEGLosslessSV1: imagecodecs.ljpeg_encode,  # not of the library that decodes
+    uids.JPEGLSLossless: imagecodecs.jpegls_encode,
+    uids.JPEG2000Lossless: partial(imagecodecs.jpeg2k_encode, reversible=True, codecformat="j2k"),
+    uids.HTJ2KLossless: partial(imagecodecs.htj2k_encode, reversible=True),  # nor this one
 }
 
 
 def compress(ds: Dataset, syntax: str) -> None:
     """Compress the pixels, 16 bits each, in place."""
-    if syntax == RLELossless:
+    if syntax == uids.RLELossless:
         ds.compress(syntax, generate_instance_uid=False)
         return
     ds.PixelData = encapsulate([ENCODERS[syntax](np.frombuffer(ds.PixelData, "<u2").reshape(ds.Rows, ds.Columns))])

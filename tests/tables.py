@@ -11,6 +11,12 @@ def cases(test, name):
     return yaml.safe_load(Path(test).with_name(name).read_text(encoding="utf-8"))
 
 
+def lines(test, name):
+    """The lines of a file beside a test, without comments."""
+    text = Path(test).with_name(name).read_text(encoding="utf-8")
+    return [line for line in text.splitlines() if not line.startswith("#")]
+
+
 def write_table(path, rows, columns=None):
     """Write dictionaries under a head (by default the keys of the first); a cell of another column is left out."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -20,13 +20,16 @@ from fedtar_flare.data.sources import READERS
 from fedtar_flare.data.sources.manifest import KNOWN
 from fedtar_flare.data.sources.reading import COMMON_OPTIONS
 from fedtar_flare.imaging.limits import Limits
+from fedtar_flare.learning.config import LEAST_PERIOD
 from fedtar_flare.learning.learner import ReportLearner
+from fedtar_flare.methods.fedtar import release
 from fedtar_flare.presets import papers
 from fedtar_flare.protocol.messages import Reply
 from fedtar_flare.registry import contract_of, names
 from fedtar_flare.runtime.report_site import ReportSite
 from fedtar_flare.runtime.requirements import leaving
 from fedtar_flare.runtime.server_strategy import ServerStrategy
+from fedtar_flare.runtime.task import PRODUCTION_MIN_CELL
 from fedtar_flare.site.site_file import Bounds, SiteConfig
 from fedtar_flare.suite.file import Suite, shipped
 
@@ -85,9 +88,8 @@ def test_the_page_of_the_papers_tables_says_of_each_by_which_command_or_why_not(
     assert {name for name in shipped() if re.match("fedtar_table|fedmrg_|fedkei_", name)} <= compared <= set(shipped())
     assert set(re.findall(r"`([\w-]+)`", " ".join(re.findall(r"^\| (`.*?) \|", text, flags=re.M)))) == set(papers())
     for paper, items in PAPERS.items():
-        rows = re.findall(
-            r"^\| (.+?) \| (.+?) \| *(.*?) *\|$", text.split(f"\n## {paper}\n")[1].split("\n## ")[0], flags=re.M
-        )
+        section = text.split(f"\n## {paper}\n")[1].split("\n## ")[0]
+        rows = re.findall(r"^\| (.+?) \| (.+?) \| *(.*?) *\|$", section, flags=re.M)
         named = [{word.rstrip("s") + " " + n for word, of in re.findall(r"(Tables?|Figures?) ([\w, ]+)", item)
                   for n in re.split(", | ", of)} | {*item.split(", ")} for item, *_ in rows]  # fmt: skip
         assert [item for item in items if not any(item in of for of in named)] == []
@@ -143,10 +145,6 @@ def test_the_page_of_the_site_file_has_every_key_with_its_default(repository):
 
 
 def test_the_page_of_what_leaves_has_every_field_in_its_table_and_the_numbers_of_the_code(repository):
-    from fedtar_flare.learning.config import LEAST_PERIOD
-    from fedtar_flare.methods.fedtar import release
-    from fedtar_flare.runtime.task import PRODUCTION_MIN_CELL
-
     text = read(repository, "docs/reference/what-leaves.md")
     rows = [line.split("|") for line in text.splitlines() if line.startswith("| ")]
     named = {name for row in rows[1:] for name in re.findall(r"`(\w+)`", row[1])} - set(names())
@@ -181,8 +179,7 @@ def test_the_readme_stays_short(repository):
 
 @pytest.mark.parametrize("source", READERS)
 def test_every_option_of_a_source_is_documented(repository, source):
-    text = (repository / "docs" / "reference" / "site-file.md").read_text(encoding="utf-8")
-    table = text.split("### How the source is read")[1].split("\n###")[0]
+    table = read(repository, "docs/reference/site-file.md").split("### How the source is read")[1].split("\n###")[0]
     rows = re.split(r"\n\| \w", table.split(f"| {source} |")[1])[0]
     own = import_module(f"fedtar_flare.data.sources.{source}").OPTIONS
     assert [name for name in own if f"`{name}`" not in rows] == []

@@ -19,13 +19,10 @@ EXTERNAL = {"Executor", "ModelController", "Module", "Filter", "FedJob", "Recipe
 """Bases of other packages, whose methods are documented there."""
 
 
-def trees():
-    for file in sorted((ROOT / "fedtar_flare").rglob("*.py")):
-        name = ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        yield name, ast.parse(file.read_text(encoding="utf-8"))
-
-
-TREES = dict(trees())
+TREES = {}
+for file in sorted((ROOT / "fedtar_flare").rglob("*.py")):
+    name = ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    TREES[name] = ast.parse(file.read_text(encoding="utf-8"))
 CLASSES = {node.name: node for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
 
 
@@ -138,9 +135,8 @@ def class_problems(node):
             name, own = ast.unparse(field.target), isinstance(after, ast.Expr) or "description=" in ast.unparse(field)
             if not (own or name in described or name.startswith("_")):
                 yield f"field {name}"
-    inherited = {
-        m.name for base in bases & CLASSES.keys() for m in CLASSES[base].body if isinstance(m, ast.FunctionDef)
-    }
+    above = (part for base in bases & CLASSES.keys() for part in CLASSES[base].body)
+    inherited = {part.name for part in above if isinstance(part, ast.FunctionDef)}
     for method in node.body:
         if not isinstance(method, ast.FunctionDef) or method.name.startswith("_") or method.name in inherited:
             continue

@@ -104,18 +104,16 @@ def test_generate_writes_a_structured_report_that_says_draft(results, a_study, t
     assert len(referenced.ReferencedSOPSequence) == len(list(a_study.iterdir()))
 
 
-def test_generate_refuses_what_cannot_be_right(results, site_state, a_study, tmp_path):
-    for change, word in (
-        ("--set model.seed=5", "another base model"), ("--set model.sede=5", "seed"), ("--format sr", "--out"),
-        ("--adapter nowhere", "nowhere is no adapter folder"), ("--stow http://127.0.0.1", "--format sr"),
-    ):  # fmt: skip
-        assert word in failing("generate", a_study, "--adapter", results / "adapter", *change.split())
+def test_generate_refuses_a_state_and_visits_that_are_not_the_adapter_s(results, site_state, a_study, tmp_path):
     assert "--time-step" in failing("generate", a_study, "--adapter", results / "adapter", "--state", site_state)
     other = tmp_path / "20200101-000000-aaaaaaaa" / "north"
     shutil.copytree(site_state, other)
     with_state = ("--adapter", results / "adapter", "--state", other, "--time-step", 1)
     assert "20200101-000000-aaaaaaaa" in failing("generate", a_study, *with_state)
     assert "there is no such file" in failing("generate", tmp_path / "gone", "--adapter", results / "adapter")
+    for before in (("--prior-image", a_study), ("--prior-report", __file__, "--prior-days", 3)):
+        said = failing("generate", a_study, "--adapter", results / "adapter", *before)
+        assert f"data.prior=none, so its model cannot read the {before[0].removeprefix('--prior-')}" in said
 
 
 def test_the_sites_own_page_of_examples_has_no_identity_and_stays_at_the_site(place, results, site_state, hospitals):
@@ -194,16 +192,14 @@ def test_the_run_goes_on_with_the_next_period(place, results, repository, tmp_pa
 
 def test_warmstart_on_a_site_s_studies_gives_weights_that_a_job_takes(hospitals, place, tmp_path):
     out = tmp_path / "start"
-    code, printed, err = here(
-        "warmstart", "--site-file", place / "hospitals" / "sites" / "south.yaml", "--job-seed", 3,
-        "--preset", "tiny", "--steps", 3, "-o", out, "--json", FEDTAR_HOME=str(place / "home"),
-    )  # fmt: skip
+    start = ("warmstart", "--site-file", place / "hospitals" / "sites" / "south.yaml", "--job-seed", 3)
+    start += ("--preset", "tiny", "-o", out)
+    code, printed, err = here(*start, "--steps", 3, "--json", FEDTAR_HOME=str(place / "home"))
     assert code == 0, err
     about = json.loads(printed)
     assert about["training_studies"] > about["validation_studies"] and "step 3/3" in err
     passing("export", "--describe", "--preset", "tiny", "--set", f"model.weights={out / 'model.safetensors'}")
-    again = ("warmstart", "--site-file", place / "hospitals" / "sites" / "south.yaml", "--job-seed", 3)
-    assert "is there already" in failing(*again, "--preset", "tiny", "-o", out, FEDTAR_HOME=str(place / "home"))
+    assert "is there already" in failing(*start, FEDTAR_HOME=str(place / "home"))
 
 
 def test_settings_from_a_file_and_their_mistakes(tmp_path):

@@ -8,21 +8,19 @@ import pytest
 import torch
 from command import failing, passing
 from command import fedtar_here as here
-from kits import make_kit, whole, write_noise
+from kits import make_kit, whole, write_radiographs
 from safetensors.torch import load_file, save, save_file
 from tables import cases
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.files import write_text
 from fedtar_flare.data.cells import Timeline, patient_digest
-from fedtar_flare.data.sources.manifest import write_rows
 from fedtar_flare.learning import clinical_start
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.models.adapters import peft_file
 from fedtar_flare.models.build import build_model
-from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.weights import PATIENTS as PATIENTS_OF
-from fedtar_flare.models.weights import fingerprint, training_patients, with_fingerprint
+from fedtar_flare.models.weights import training_patients
 from fedtar_flare.reporting.examples import EXAMPLES_FILE, read_examples
 from fedtar_flare.runtime.recipe import MethodRecipe
 from fedtar_flare.runtime.simulation import run_in_process
@@ -37,7 +35,7 @@ TINY |= {"model": {"max_length": 16, "num_beams": 1}, "training": {"local_steps"
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """The adapters of runs by ``data.prior``, and a sample with a visit before; ``none`` of one without it."""
+    """The adapters of runs by ``data.prior``, and a sample with a visit before."""
     folder = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDTAR_HOME", str(folder / "home"))
@@ -47,12 +45,6 @@ def runs(tmp_path_factory):
             recipe = FedTARRecipe(**TINY, **reads, data={"synthetic_patients": 5, "prior": prior})
             adapters[prior] = run_in_process(recipe, 1, folder / prior) / "adapter"
     at_random(adapters["report+image"] / peft_file.EXTRA_WEIGHTS)
-    without = adapters["none"] = folder / "without"
-    shutil.copytree(adapters["generated"], without)
-    info = {k: v for k, v in peft_file.read_adapter_info(without).items() if k != "prior"}
-    described = {**info, "config": info["model"], "fingerprint": fingerprint(build_model(ModelConfig(**info["model"])))}
-    info |= {"fingerprint": with_fingerprint(described, peft_file.read_adapter_config(without))["fingerprint"]}
-    (without / peft_file.ADAPTER_INFO).write_text(json.dumps(info))
     place, timeline = folder / "home" / "synthetic", Timeline(2, prior="image")
     cohort = synthetic_cohort("site-1", folder=place, patients=5, timeline=timeline, seed=0)
     sample = next(s for s in cohort.samples("train", 2) if s.prior)
@@ -128,7 +120,7 @@ def test_generate_refuses_what_cannot_be_right(runs, tmp_path, prior, options, w
     assert draft is None and words in err and "Traceback" not in err
 
 
-SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("prefix", "adalora", "vera", "loha", "none")]
+SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("prefix", "vera", "none")]
 
 
 @pytest.mark.parametrize("kind", ["prompt", *SLOW])
@@ -179,22 +171,12 @@ def learned(monkeypatch):
     return patients
 
 
-def write_table(folder, names):
-    """A manifest with a study of each of these patients."""
-    folder.mkdir(parents=True, exist_ok=True)
-    shared = {"study_datetime": "2020-01-01", "report": "No effusion.", "age": 50, "sex": "F"}
-    images = {name: write_noise(folder / f"{name}.png", i) for i, name in enumerate(names)}
-    rows = [{"patient_id": name, "image": image, **shared} for name, image in images.items()]
-    write_rows(folder / "manifest.csv", rows)
-    return folder / "manifest.csv"
-
-
 @pytest.fixture
 def out(tmp_path):
     """The folder of two simulated sites, laid out as ``fedtar data partition`` does."""
     (tmp_path / "sites").mkdir()
     for site in ("north", "south"):
-        write_table(tmp_path / site, [f"{site}-{i}" for i in range(PATIENTS)])
+        write_radiographs(tmp_path / site, PATIENTS, name=f"{site}-")
         text = f"source: manifest\npath: ../{site}/manifest.csv\noptions: {{modality: radiograph}}\n"
         (tmp_path / "sites" / f"{site}.yaml").write_text(text)
     return tmp_path
@@ -204,7 +186,7 @@ def out(tmp_path):
 def kit(tmp_path):
     """The startup kit of a real site."""
     folder = make_kit(tmp_path / "kit", "source: manifest\npath: manifest.csv\noptions: {modality: radiograph}\n")
-    write_table(folder / "local", [str(i) for i in range(PATIENTS)])
+    write_radiographs(folder / "local", PATIENTS)
     return folder
 
 
@@ -243,11 +225,11 @@ def test_a_real_site_has_one_key_whoever_comes_first(first, kit, tmp_path, learn
 
 def test_a_key_by_its_name_and_in_the_state_folder_counts(kit, tmp_path, learned):
     of_site = splits("clinic", workspace=kit)
-    write_table(tmp_path / "copy", [str(i) for i in range(PATIENTS)])
+    write_radiographs(tmp_path / "copy", PATIENTS)
     (copy := tmp_path / "copy" / "site.yaml").write_text(whole("source: manifest\npath: manifest.csv\n"))
     learns(tmp_path, "--site-file", copy, "--key", state_of(kit) / "fedtar.key")
     assert learned == of_site["train"] and learned.clear() is None
-    table = write_table(tmp_path / "own", [str(i) for i in range(PATIENTS)])
+    table = write_radiographs(tmp_path / "own", PATIENTS)
     file, state = table.with_name("site.yaml"), tmp_path / "own" / "state"
     file.write_text("source: manifest\npath: manifest.csv\nstate_dir: state\n")
     assert "--key" in warmstart(failing, tmp_path, "--site-file", file) and not state.exists()
@@ -275,12 +257,10 @@ def test_a_run_refuses_weights_that_know_its_test_patients(kit, tmp_path, monkey
 def test_no_key_no_start(out, kit, tmp_path, learned):
     phantoms = tmp_path / "phantoms.yaml"
     phantoms.write_text("source: synthetic\n")
-    for arguments, word in (
-        (("--site-file", out / "sites/north.yaml"), "--job-seed"),
-        (("--site-file", phantoms), "--job-seed"),
-        (("--site-file", kit / "local/fedtar.yaml", "--job-seed", 0), "simulated"),
-    ):
-        assert word in warmstart(failing, tmp_path, *arguments), arguments
+    for file in (out / "sites/north.yaml", phantoms):
+        assert "--job-seed" in warmstart(failing, tmp_path, "--site-file", file)
+    real = ("--site-file", kit / "local/fedtar.yaml", "--job-seed", 0)
+    assert "simulated" in warmstart(failing, tmp_path, *real)
     assert not learned and not list(tmp_path.rglob("fedtar.key"))
 
 
@@ -288,10 +268,8 @@ def test_no_key_no_start(out, kit, tmp_path, learned):
 def test_a_file_of_a_liar_ends_in_no_traceback(tmp_path, text):
     (tmp_path / peft_file.ADAPTER_WEIGHTS).write_bytes(save({"a": torch.zeros(1)}, {PATIENTS_OF: text}))
     assert training_patients(tmp_path / peft_file.ADAPTER_WEIGHTS) == frozenset()
-    for name, read in (
-        (peft_file.ADAPTER_INFO, peft_file.read_adapter_info),
-        (peft_file.ADAPTER_CONFIG, peft_file.read_adapter_config),
-    ):
+    readers = (peft_file.read_adapter_info, peft_file.read_adapter_config)
+    for name, read in zip((peft_file.ADAPTER_INFO, peft_file.ADAPTER_CONFIG), readers, strict=True):
         (tmp_path / name).write_text(text)
         with pytest.raises(ConfigError, match="damaged"):
             read(tmp_path)

@@ -2,8 +2,6 @@
 
 import base64
 import json
-import os
-import subprocess
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -11,7 +9,7 @@ from typing import ClassVar
 
 import pytest
 import torch
-from command import BIN, failing
+from command import failing, fedtar, run
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.learning.drafting import Drafter
@@ -84,7 +82,7 @@ def hub(monkeypatch, tmp_path):
     server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     where = {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HOME": str(tmp_path / "cache")}
-    yield {**os.environ, **where, "HF_TOKEN": "hf_x", "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
+    yield {**where, "HF_TOKEN": "hf_x", "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
     server.shutdown()
     server.server_close()
 
@@ -98,21 +96,16 @@ def adapter(tmp_path):
     return tmp_path / "adapter"
 
 
-def fedtar(environment, *arguments):
-    """In a process of its own, as the library reads the environment when it is imported."""
-    done = subprocess.run([BIN / "fedtar", *arguments], env=environment, capture_output=True, text=True, timeout=600)
-    return done.returncode, done.stdout, done.stderr
-
-
 def found(environment, name, online):
-    code = f"from fedtar_flare.models.adapters.hub import adapter_folder as a; print(a({name!r}, {online}))"
-    done = subprocess.run([BIN / "python", "-c", code], env=environment, capture_output=True, text=True, timeout=600)
-    return Path(done.stdout.strip()) if not done.returncode else done.stderr
+    """In a process of its own, as the library reads the environment when it is imported."""
+    program = f"from fedtar_flare.models.adapters.hub import adapter_folder as a; print(a({name!r}, {online}))"
+    code, out, err = run("python", "-c", program, timeout=600, **environment)
+    return err if code else Path(out.strip())
 
 
 def test_what_is_pushed_is_listed_and_comes_back_from_hub_and_cache(hub, adapter):
     files = {path.name: path.read_bytes() for path in adapter.iterdir()}
-    code, out, err = fedtar(hub, "push", adapter, ID, "--no-patients", "--yes")
+    code, out, err = fedtar("push", adapter, ID, "--no-patients", "--yes", **hub)
     assert code == 0 and f"/{ID}/commit/{SHA}" in out, out + err
     assert all(f"{name}, {len(content):,} bytes" in out for name, content in files.items())
     assert Hub.private == [True] and Hub.files == {".gitattributes": b"", **files}, "what was there is replaced"
@@ -120,8 +113,7 @@ def test_what_is_pushed_is_listed_and_comes_back_from_hub_and_cache(hub, adapter
     for online, name in ((True, ID), (False, ID), (False, f"{ID}@{SHA}")):
         folder = found(hub, name, online)
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == files, "without .gitattributes"
-    offline = hub | {"HF_HUB_OFFLINE": "1"}
-    code, _, err = fedtar(offline, "push", adapter, ID, "--no-patients", "--yes")
+    code, _, err = fedtar("push", adapter, ID, "--no-patients", "--yes", **hub | {"HF_HUB_OFFLINE": "1"})
     assert code == 1 and "not uploaded (" in err and "offline" in err and "Traceback" not in err
 
 

@@ -1,36 +1,37 @@
-"""Pages as a new user walks them: every command, in order, in an empty folder."""
+"""Pages and notebooks as a new user walks them: every command and cell, in order, in an empty folder."""
 
+from pathlib import Path
+
+import nbformat
 import pydicom
 import pytest
 from command import console_commands, fedtar_here, walk
+from nbclient import NotebookClient
 from orthanc import orthanc, rest
 from tiny_vlms import write_gemma
 
-PAGE = "docs/tutorial/own-dicom.md"
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.ipynb"))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_every_command_of_the_tour_works_in_its_order(repository, tmp_path):
     folder = tmp_path / "empty"
-    outputs = list(walk(repository / PAGE, folder, FEDTAR_HOME=str(tmp_path / "home")).values())
-    assert "visits that can be used" in outputs[3]
-    assert "leaves the site" in outputs[5]
+    outputs = list(walk(repository / "docs/tutorial/own-dicom.md", folder, FEDTAR_HOME=str(tmp_path / "home")).values())
+    assert "visits that can be used" in outputs[3] and "leaves the site" in outputs[5]
     assert "DRAFT, not for clinical use" in outputs[8]
     assert (folder / "data-check.html").is_file()
     assert (folder / "simulator_workspace/fedtar/server/simulate_job/fedtar/report.html").is_file()
     assert not list((folder / "production").rglob("custom"))
 
 
-VLM_PAGE = "docs/how-to/bring-a-vlm.md"
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_folder_of_a_vision_language_model_becomes_a_federation(repository, tmp_path):
-    assert len(console_commands(repository / VLM_PAGE)) == 10
+    page = repository / "docs/how-to/bring-a-vlm.md"
+    assert len(console_commands(page)) == 10
     places = {"VLM": str(write_gemma(tmp_path / "weights")), "FEDTAR_HOME": str(tmp_path / "home")}
-    outputs = list(walk(repository / VLM_PAGE, tmp_path / "empty", **places).values())
+    outputs = list(walk(page, tmp_path / "empty", **places).values())
     assert "its model card" in outputs[1] and "its size is known" not in outputs[5]
     assert "DRAFT, not for clinical use" in outputs[8]
     assert (tmp_path / "empty/simulator_workspace/fedtar/server/simulate_job/fedtar/report.html").is_file()
@@ -53,12 +54,19 @@ def test_every_command_of_the_page_works_in_its_order(repository, tmp_path):
                 f"PID|1||{image.PatientID}\rOBR|1|||||||||||||||||||||20240101||RAD|F\r"
                 f"OBX|1|ST|113014^DICOM Study^DCM||{image.StudyInstanceUID}||||||F\rOBX|2|TX|||{text}||||||F\r"
             )
-        study = {
-            "STUDY": first[files[0].parent].StudyInstanceUID,
-            "PACS": f"{pacs}/dicom-web",
-            "FEDTAR_HOME": str(tmp_path / "home"),
-        }
+        study = {"STUDY": first[files[0].parent].StudyInstanceUID, "PACS": f"{pacs}/dicom-web"}
+        study |= {"FEDTAR_HOME": str(tmp_path / "home")}
         said = walk(repository / "docs/how-to/from-pacs.md", tmp_path / "empty", **study)
         assert f"{len(first)} reports" in list(said.values())[2]
         assert f"{len(first)} pulled" in list(said.values())[1] and "DRAFT" in list(said.values())[-1]
         assert len(rest(f"{pacs}/instances")) == len(files) + 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
+def test_a_notebook_runs_and_tells_no_path_of_the_machine_that_wrote_it(file, tmp_path, monkeypatch):
+    notebook = nbformat.read(file, as_version=4)
+    shown = str([cell.get("outputs") for cell in notebook.cells])
+    assert "/tmp/" not in shown and "/home/" not in shown and "Traceback" not in shown
+    monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
+    NotebookClient(notebook, timeout=900, resources={"metadata": {"path": str(tmp_path)}}).execute()

@@ -2,13 +2,11 @@
 
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tables import cases
+from tables import cases, lines
 from test_registry import reports
 
 from fedtar_flare.learning.comparison import CHANGES, stated_changes
@@ -24,17 +22,12 @@ from fedtar_flare.synthetic.vocabulary import FINDINGS, kind_of, side_of
 KINDS = kind_labeler()
 
 
-def data(name):
-    """The lines of a file beside this one."""
-    return Path(__file__).with_name(name).read_text(encoding="utf-8").splitlines()
-
-
 WORDINGS = [*(wording for style in STYLES for wording in style), GENERIC]
 WAYS = {"new": "new", "larger": "increased", "smaller": "decreased"}
 STATES = st.builds(State, st.integers(1, 3), st.sampled_from(["first", "stable", *WAYS]))
 
 
-@pytest.mark.parametrize("line", data("graded_sentences.txt")[1:])
+@pytest.mark.parametrize("line", lines(__file__, "graded_sentences.txt"))
 def test_what_reports_say_of_their_findings(line):
     text, expected = line.split(" =>")
     stated = []
@@ -133,7 +126,7 @@ CHEXPERT = rule_labeler("chexpert-rules")
 SHORT = {"E": "Pleural Effusion", "A": "Atelectasis", "C": "Cardiomegaly", "P": "Pneumothorax", "D": "Support Devices"}
 
 
-@pytest.mark.parametrize("line", data("changed_findings.txt")[1:])
+@pytest.mark.parametrize("line", lines(__file__, "changed_findings.txt"))
 def test_which_finding_changed(line):
     text, words = line.split(" =>")[0], line.split(" =>")[1].split()
     expected = {(SHORT[f], d) for f, d in zip(words[::2], words[1::2], strict=True)}
@@ -144,7 +137,7 @@ def reports_of(*texts, patient="p"):
     return [(patient, i, text, text) for i, text in enumerate(texts)]
 
 
-@pytest.mark.parametrize("line", data("contradictions.txt")[1:])
+@pytest.mark.parametrize("line", lines(__file__, "contradictions.txt"))
 def test_contradictions_between_reports_of(line):
     texts, words = line.split(" =>")
     contradicted = [("p", "Pleural Effusion", word == "yes") for word in words.split()]
@@ -184,7 +177,7 @@ def test_findings_of_fewer_patients_than_a_cell_do_not_show(having):
     assert (score("Large pneumothorax.") == score("Clear lungs.")) is (having in range(5))
 
 
-FOLLOW_UPS = yaml.safe_load(Path(__file__).with_name("follow_ups.yaml").read_text(encoding="utf-8"))
+FOLLOW_UPS = cases(__file__, "follow_ups.yaml")
 DEGREES, SIGNS = dict(zip("smlp", LEVELS[1:], strict=True)), dict(zip("n+-=r", CHANGES[1:6], strict=True))
 
 

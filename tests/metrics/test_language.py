@@ -2,14 +2,15 @@
 
 import csv
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tables import cases
+from pycocoevalcap.bleu.bleu import Bleu
+from pycocoevalcap.cider.cider import Cider
+from pycocoevalcap.rouge.rouge import Rouge
+from tables import cases, lines
 from test_registry import reports
 
 from fedtar_flare.core.errors import ConfigError
@@ -25,17 +26,12 @@ WORDS = ["lung", "clear", "no", "effusion", ".", "nodule", "1.5", "cm"]
 TOKENS = st.lists(st.sampled_from(WORDS), max_size=9)
 CORPUS = st.lists(st.tuples(TOKENS, TOKENS), min_size=1, max_size=8)
 
-CLEANED = yaml.safe_load(Path(__file__).with_name("cleaned.yaml").read_text(encoding="utf-8"))
+CLEANED = cases(__file__, "cleaned.yaml")
 LANGUAGE_SCORES = ("bleu_1", "bleu_2", "bleu_3", "bleu_4", "rouge_l", "cider")
 
 
 def pycocoevalcap(references, hypotheses):
     """The oracle's scores, per report too."""
-    pytest.importorskip("pycocoevalcap")
-    from pycocoevalcap.bleu.bleu import Bleu
-    from pycocoevalcap.cider.cider import Cider
-    from pycocoevalcap.rouge.rouge import Rouge
-
     gts = {i: [" ".join(r)] for i, r in enumerate(references)}
     res = {i: [" ".join(h)] for i, h in enumerate(hypotheses)}
     bleu = Bleu().compute_score(gts, res, verbose=0)[0]
@@ -67,11 +63,6 @@ def test_any_text_gives_finite_scores_within_their_range(pairs):
         assert math.isfinite(value) and 0 <= value <= (10 if name == "cider" else 1) + 1e-9
 
 
-@pytest.mark.parametrize(("text", "cleaned"), CLEANED)
-def test_cleaning(text, cleaned):
-    assert clean(text) == cleaned
-
-
 @settings(max_examples=300, deadline=None)
 @given(st.text(alphabet=st.characters(max_codepoint=0x17F), max_size=30))
 def test_a_cleaned_text_is_clean(text):
@@ -80,23 +71,20 @@ def test_a_cleaned_text_is_clean(text):
     assert "  " not in once and once == once.strip()
 
 
-def test_other_reports_of_the_same_patient_do_not_count():
-    assert mismatched_share(["p", "p"], ["a b", "c d"], ["c d", "a b"]) is None
-    assert mismatched_share(["p", "p", "q"], ["a b", "c d", "e f"], ["c d", "a b", "e f"]) == pytest.approx(0.5 * 2 / 3)
-
-
 @settings(max_examples=40)
 @given(st.lists(st.text(alphabet="ab ", max_size=8), min_size=2, max_size=6), st.data())
-def test_share_by_its_definition(references, data):
+def test_share_by_its_definition_without_other_reports_of_the_same_patient(references, data):
+    patients = [data.draw(st.sampled_from("pqrs")) for _ in references]
     generated = [data.draw(st.text(alphabet="ab ", max_size=8)) for _ in references]
     grams = lambda text: {*text.split(), *zip(text.split(), text.split()[1:], strict=False)}  # noqa: E731
     fit = lambda g, r: 2 * len(grams(g) & grams(r)) / max(1, len(grams(g)) + len(grams(r)))  # noqa: E731
     shares = []
     for i, text in enumerate(generated):
-        others = [fit(text, r) - fit(text, references[i]) for j, r in enumerate(references) if j != i]
-        shares.append(np.mean([(d > 1e-6) + 0.5 * (abs(d) <= 1e-6) for d in others]))
-    got = mismatched_share([str(i) for i in range(len(references))], references, generated)
-    assert got == pytest.approx(np.mean(shares))
+        of_others = [r for r, patient in zip(references, patients, strict=True) if patient != patients[i]]
+        others = [fit(text, r) - fit(text, references[i]) for r in of_others]
+        shares += [np.mean([(d > 1e-6) + 0.5 * (abs(d) <= 1e-6) for d in others])] if others else []
+    got = mismatched_share(patients, references, generated)
+    assert got == (pytest.approx(np.mean(shares)) if shares else None)
 
 
 LANGUAGES = cases(__file__, "languages.yaml")
@@ -107,10 +95,9 @@ RULED = {"clinical_score", "presence_f1", "side_accuracy", "degree_accuracy", "c
 RULED |= {f"chexbert_uncertain_negative_{average}_f1" for average in ("micro", "macro", "example")}
 
 
-@pytest.mark.parametrize("text", SCRIPTS)
-def test_scripts_without_spaces_are_split_by_character(text):
-    assert clean(text) == SCRIPTS[text]
-    assert language_scores([text] * 2, [text] * 2)["bleu_1"] == pytest.approx(1)
+@pytest.mark.parametrize(("text", "cleaned"), [*CLEANED, *SCRIPTS.items()])
+def test_cleaning_also_by_character_in_scripts_without_spaces(text, cleaned):
+    assert clean(text) == cleaned
 
 
 def test_the_rules_read_english_alone():
@@ -143,8 +130,8 @@ def test_readable_reports_are_graded_as_if_the_others_were_not_there():
 CHEXPERT, CTRATE = rule_labeler("chexpert-rules"), rule_labeler("ctrate-rules")
 VOCABULARY = "no not small effusion , and but is was observed may (? ) . nodule heart enlarged normal no change in vs"
 CODES = "EC CM LO LL ED CO PN AT PX PE PO FX SD"
-FILE = Path(__file__).with_name("labeled_sentences.txt").read_text(encoding="utf-8")
-SENTENCES = [line.replace("\\n", "\n").split(" | ", 1)[::-1] for line in FILE.splitlines() if not line.startswith("#")]
+MARKED = lines(__file__, "labeled_sentences.txt")
+SENTENCES = [line.replace("\\n", "\n").split(" | ", 1)[::-1] for line in MARKED]
 CLASSES = dict(zip(CODES.split(), CHEXPERT.names[1:], strict=True))
 SIGNS = {"+": "positive", "-": "negative", "?": "uncertain"}
 
@@ -195,10 +182,8 @@ def test_a_sentence_does_not_reach_into_the_next(first, second):
         assert both[name] == max(one[name], two[name], key=strength.index)
 
 
-ADVERSARIAL = (
-    "no effusion |heart is is is |no |effusion, |( |?|a|1.|1|\n |\n|not observed |calcified plaques in the the "
-)
-ADVERSARIAL += "|increase in |which was observed in the previous |and the |- |vs. "
+ADVERSARIAL = "no effusion |heart is is is |no |effusion, |( |?|a|1.|1|\n |\n|not observed "
+ADVERSARIAL += "|calcified plaques in the the |increase in |which was observed in the previous |and the |- |vs. "
 
 
 @pytest.mark.parametrize("piece", ADVERSARIAL.split("|"))

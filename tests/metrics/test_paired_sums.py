@@ -13,9 +13,11 @@ NAMES = ("a", "b")
 
 def reports_of(truth, drafts, least=1, visits=2):
     """Reports of patients with so many visits each, by the findings of references and drafts."""
-    texts = [
-        [". ".join(["Clear lungs", *(f"There is {name}" for name in sorted(of))]) for of in x] for x in (truth, drafts)
-    ]
+
+    def text(named):
+        return ". ".join(["Clear lungs", *(f"There is {name}" for name in sorted(named))])
+
+    texts = [[text(named) for named in side] for side in (truth, drafts)]
     rows = [(f"p{i // visits}", i, *pair) for i, pair in enumerate(zip(*texts, strict=True))]
     about = {"findings": truth, "drafted": drafts, "known": frozenset(FINDINGS)}
     return reports(rows, "ctrate-rules", min_cell=least, **about)
@@ -100,7 +102,6 @@ def test_a_site_without_a_candidate_counts_for_the_others_alone():
     alone = {name: guarded_sums(name, [of[name] for of in own[2][:1]], 40, 1) for name in own[2][0]}
     sites = [*sent[:2], SiteSums(("a",), alone)]
     assert combined(sites, "finding_f1", {"a": 1.0})[0] == pytest.approx(combined(sent, "finding_f1", {"a": 1.0})[0])
-    assert combined(sites, "finding_f1", {"a": 1.0, "b": -1.0}) == combined(
-        sent[:2], "finding_f1", {"a": 1.0, "b": -1.0}
-    )
+    both, among_two = (combined(of, "finding_f1", {"a": 1.0, "b": -1.0}) for of in (sites, sent[:2]))
+    assert both == among_two
     assert combined(sites, "finding_f1", {"c": 1.0}) is None

@@ -44,9 +44,8 @@ def weights(tmp_path, monkeypatch):
     """The folder of weights, empty; the library is importable, and what it sets is undone afterwards."""
     write_text(tmp_path / "lib/radeval/__init__.py", LIBRARY)
     write_text(tmp_path / "lib/nltk/__init__.py", "download = None")
-    write_text(
-        tmp_path / "lib/radeval-2.2.1.dist-info/METADATA", "Metadata-Version: 2.1\nName: radeval\nVersion: 2.2.1\n"
-    )
+    about = "Metadata-Version: 2.1\nName: radeval\nVersion: 2.2.1\n"
+    write_text(tmp_path / "lib/radeval-2.2.1.dist-info/METADATA", about)
     monkeypatch.syspath_prepend(tmp_path / "lib")
     for name in ("radeval", "nltk", "RadEval"):
         monkeypatch.setitem(sys.modules, name, None)
@@ -80,10 +79,8 @@ def test_they_are_in_the_table_with_intervals_and_tests_and_the_weights_are_name
     assert values["radgraph_simple"][0] == values["bertscore"][0] == pytest.approx(2 / 3), "an empty draft has no value"
     assert values["bertscore"][1] < values["bertscore"][0] <= values["bertscore"][2] and "rouge_l" in values
     assert {"radgraph_partial", "bertscore"} <= {test["score"] for test in found["tests"]}
-    assert (
-        found["models"].startswith("RadEval 2.2.1; SHA-256")
-        and len(re.findall(r"\b[0-9a-f]{64}\b", found["models"])) == 2
-    )
+    assert found["models"].startswith("RadEval 2.2.1; SHA-256")
+    assert len(re.findall(r"\b[0-9a-f]{64}\b", found["models"])) == 2
     assert "RadGraph F1 (simple) ↑, × 100" in (page := (tmp_path / "page.html").read_text()) and found["models"] in page
     write_text(weights / PARTS["radgraph"][0], "other")
     assert json.loads(passing(*command))["models"] != found["models"]

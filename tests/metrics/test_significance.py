@@ -6,21 +6,12 @@ from scipy import stats
 from sklearn import metrics
 from sklearn.metrics import roc_auc_score
 
-from fedtar_flare.metrics import agreement
+from fedtar_flare.metrics import agreement, significance
 from fedtar_flare.metrics.classification import auc, auc_of_draws, epochs_to, lca
 from fedtar_flare.metrics.labeler import report_labels
 from fedtar_flare.metrics.language import language_statistics
 from fedtar_flare.metrics.registry import SCORES
-from fedtar_flare.metrics.significance import (
-    Interval,
-    bleu_score,
-    compare,
-    holm,
-    kendall_tau,
-    label_score,
-    mean_score,
-    over_seeds,
-)
+from fedtar_flare.metrics.significance import Interval, compare, holm, label_score, mean_score, over_seeds
 
 
 def f1_score(patients, hits, named, actual):
@@ -36,14 +27,14 @@ def values_of(n, shift=0.0, seed=1):
 def test_tau_is_scipys_and_its_interval_draws_patients():
     first, second = np.round(values_of(60)), np.round(values_of(60, seed=2) + 0.8 * values_of(60))
     patients = np.arange(60) // 3
-    got = kendall_tau(patients, first, second)
+    got = significance.kendall_tau(patients, first, second)
     assert got.value == pytest.approx(stats.kendalltau(first, second).statistic) and got.low < got.value < got.high
     generator, drawn = np.random.default_rng(0), []
     for _ in range(400):
         rows = (generator.integers(20, size=20)[:, None] * 3 + np.arange(3)).ravel()
         drawn.append(stats.kendalltau(first[rows], second[rows]).statistic)
     assert got[1:] == pytest.approx(tuple(np.percentile(drawn, [2.5, 97.5])), abs=0.05)
-    assert np.isnan(kendall_tau(patients, first, np.ones(60)).value)
+    assert np.isnan(significance.kendall_tau(patients, first, np.ones(60)).value)
 
 
 def test_reports_of_a_patient_are_drawn_together():
@@ -66,7 +57,7 @@ def test_ratio_scores_are_those_of_the_drawn_corpus():
     references, hypotheses = draw(), draw()
     statistics = language_statistics(references, hypotheses)
     for n in (1, 4):
-        bleu = bleu_score(np.arange(30) % 11, statistics, n)
+        bleu = significance.bleu_score(np.arange(30) % 11, statistics, n)
         assert bleu.value() == pytest.approx(statistics.scores()[f"bleu_{n}"])
         alone = language_statistics(references[4::11], hypotheses[4::11])
         assert bleu.of_each[4] == pytest.approx(alone.scores()[f"bleu_{n}"])
@@ -169,15 +160,9 @@ def test_equals_scikit_learn(pairs, doubt):
     expected = metrics.precision_recall_fscore_support(*sides, average="micro", zero_division=0)
     for name, value in zip(("finding_precision", "finding_recall", "finding_f1"), expected, strict=False):
         assert (scores[name] or 0.0) == pytest.approx(value)
-
-
-def test_what_is_undefined_is_none_and_never_a_guess():
-    nothing = agreement.finding_f1([set(), set()], [set(), set()])
-    assert set(nothing.values()) == {None}
-    missed = agreement.finding_f1([{"nodule"}], [set()])
-    assert missed["finding_precision"] is None and missed["finding_recall"] == missed["finding_f1"] == 0.0
-    invented = agreement.finding_f1([set()], [{"nodule"}])
-    assert invented["finding_recall"] is None and invented["finding_precision"] == 0.0
+    there, named = (side.any() for side in sides)
+    undefined = {"finding_precision": not named, "finding_recall": not there, "finding_f1": not (there or named)}
+    assert {name: scores[name] is None for name in undefined} == undefined, "never a guess"
 
 
 def test_known_and_new_findings_are_scored_apart_over_all_pairs_and_as_a_mean_of_findings():

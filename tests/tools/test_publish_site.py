@@ -47,9 +47,8 @@ def test_each_version_keeps_its_pages_and_the_start_page_leads_to_the_newest_rel
 
 
 def test_of_two_publications_at_once_neither_is_lost(publish, tmp_path):
-    hook, raced, script = (
-        tmp_path / "work" / name for name in (".git/hooks/pre-push", "raced", "tools/publish_site.sh")
-    )
+    work = tmp_path / "work"
+    hook, raced, script = work / ".git/hooks/pre-push", work / "raced", work / "tools/publish_site.sh"
     first = f"touch {raced}; unset $(git rev-parse --local-env-vars); bash {script} {tmp_path}/site/a 1.0"
     hook.write_text(f"#!/bin/sh\n[ -e {raced} ] || ({first})\n")
     hook.chmod(0o700)
