@@ -1,4 +1,4 @@
-"""Tables of tests: hand-written cases in YAML files, and CSV files as hospitals and collections have them."""
+"""Tables of tests: hand-written cases in YAML files, CSV files as hospitals have them, and JSON content by keys."""
 
 import csv
 from pathlib import Path
@@ -35,3 +35,11 @@ def lay(root, tables, files=()):
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).touch()
     return root
+
+
+def leaves(value, place=()):
+    """What JSON-able content holds besides dictionaries and lists, by keys."""
+    if not isinstance(value, dict | list | tuple):
+        return {place: value}
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    return {at: leaf for key, item in items for at, leaf in leaves(item, (*place, key)).items()}

@@ -123,13 +123,18 @@ def test_initial_weights_leave_in_the_handshake_alone_and_from_the_site_that_was
         sent = message(good(), ParamsType.FULL, {"samples": 3} if task == "train" else {})
         refused(sent, asked(task, good(), header=INITIAL))
     refused(message(good()), asked("another_task", good()))
+    difference = plain_message(good(), payload={**HELLO, "schema": ExchangeSchema.of(good()).to_dict()})
+    assert "only full weights" in refused(difference, asked("handshake", header=INITIAL))
     without = plain_message(good(), ParamsType.FULL, payload=HELLO)
     other, fewer = hello(good(), schema={A: good()[A]}), hello({A: good()[A]}, schema=good())
     for sent in (other, fewer, hello(good(), dtype=1), without):  # not those of the schema
         refused(sent, asked("handshake", header=INITIAL))
 
 
-@pytest.mark.parametrize("private", ["patient/projection.weight", "patient.projection.weight", "projection.weight.x"])
+@pytest.mark.parametrize(
+    "private",
+    ["patient/projection.weight", "patient.projection.weight", "projection.weight.x", "projectionXweight"],
+)
 def test_a_parameter_that_may_travel_takes_no_private_one_with_it(private):
     """The exchange matches whole names, and so does the guard: ``search`` let the private projection out."""
     ctx, extra = asked("handshake", header=INITIAL), {"extra_names": [r"projection.weight"]}

@@ -2,7 +2,7 @@
 
 They are within 1e-4, since processors differ. Another minor version of torch may draw another random model (2.11 does):
 skipped. A change that is meant to move them replaces the file, and says why:
-``python tests/methods/fedtar/test_reference.py`` prints the new one.
+``PYTHONPATH=tests python tests/methods/fedtar/test_reference.py`` prints the new one.
 """
 
 import json
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tables import leaves
 
 from fedtar_flare.methods.fedtar.events import EVENTS, Outer
 from fedtar_flare.metrics import registry
@@ -68,14 +69,6 @@ def numbers_of(folder):
     }  # fmt: skip
 
 
-def flat(value, path=""):
-    """Numbers by their path."""
-    if isinstance(value, dict | list):
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        return {name: number for key, item in items for name, number in flat(item, f"{path}/{key}").items()}
-    return {path: value}
-
-
 def test_a_run_gives_the_numbers_of_the_reference(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("FEDTAR_SITES", str(tmp_path / "sites"))
@@ -83,7 +76,7 @@ def test_a_run_gives_the_numbers_of_the_reference(tmp_path, monkeypatch):
     held = json.loads(REFERENCE.read_text())
     if (made := held["torch"].split(".")[:2]) != torch.__version__.split(".")[:2]:
         pytest.skip(f"torch {torch.__version__} may draw another random model than {'.'.join(made)}")
-    expected, got = flat(held["numbers"]), flat(numbers_of(tmp_path))
+    expected, got = leaves(held["numbers"]), leaves(numbers_of(tmp_path))
     assert got.keys() == expected.keys() and all(v is None or math.isfinite(v) for v in got.values())
     assert [name for name, value in got.items() if value is None] == [n for n, v in expected.items() if v is None]
     numbers = {name: value for name, value in expected.items() if value is not None}
