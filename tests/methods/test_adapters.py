@@ -11,10 +11,7 @@ from fedtar_flare.models.build import build_model
 from fedtar_flare.models.config import preset
 from fedtar_flare.protocol.exchange import check_names, factor, padded, sent_shapes
 from fedtar_flare.protocol.messages import version
-from fedtar_flare.record.events import Step
-from fedtar_flare.record.log import of_kind, read_events
-from fedtar_flare.testing import FunctionFederation, Hospital, same_bits
-from fedtar_flare.testing import last_checkpoint as last
+from fedtar_flare.testing import Hospital
 
 SMALL = {"model": {"max_length": 8, "num_beams": 1}}
 
@@ -54,26 +51,6 @@ def test_the_site_sees_sends_and_differentiates_its_own_ranks(hospital, tmp_path
     assert "lora_rank was another at the run's first handshake: 2" in refused.reason
 
 
-def test_a_run_of_products_goes_on_to_the_same_bits_and_its_gap_is_recorded(hospital, tmp_path):
-    with_rank(tmp_path, 2)
-    settings = {"lora": {"mean": "product"}, **SMALL}
-    sites = {n: Hospital(tmp_path, n, fresh=False, **settings).run for n in ("hospital", "site-1")}
-
-    def run(folder, **more):
-        controller = FunctionFederation(folder, sites, num_rounds=2, time_steps=T, evaluate_every=2, **more)
-        controller.run()
-        assert not controller.panics, controller.panics
-        return controller
-
-    whole = run(tmp_path / "whole")
-    steps = of_kind(read_events(whole.results_folder), Step)
-    assert all(not step.refused and step.update_norm > 0 for step in steps)
-    end = last(whole)
-    (whole.results_folder / "checkpoint" / "round-0002.safetensors").unlink()
-    again = run(tmp_path / "again", resume_from=str(whole.results_folder / "checkpoint"))
-    assert same_bits(end, last(again))
-
-
 def test_noise_of_dp_sgd_leaves_a_frozen_a_alone(hospital):
     training = {"noise_multiplier": 1.0, "local_steps": 2, "batch_size": 4}
     site, _, w = hospital(method="fedavg", fresh=False, lora={"mean": "ffa"}, training=training)
@@ -98,8 +75,7 @@ MODEL = preset("tiny", max_length=12)
 def site_of(hospital):
     def greeted(kind, **more):
         lora = {"exchange": MAPS} if kind == "none" else {}
-        model = {"max_length": 8, "num_beams": 1}
-        return hospital(method="fedpeft", fresh=False, peft={"kind": kind, **more}, lora=lora, model=model)
+        return hospital(method="fedpeft", fresh=False, peft={"kind": kind, **more}, lora=lora, **SMALL)
 
     return greeted
 

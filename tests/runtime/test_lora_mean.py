@@ -18,7 +18,7 @@ from fedtar_flare.record.log import read_events
 from fedtar_flare.runtime.aggregation import site_weights
 from fedtar_flare.runtime.checkpoint import load
 from fedtar_flare.runtime.training import ROW_NORM, aligned, truncated
-from fedtar_flare.testing import FunctionFederation, QuadraticSite
+from fedtar_flare.testing import FunctionFederation, QuadraticSite, same_bits
 from fedtar_flare.testing import last_checkpoint as last
 from fedtar_flare.testing.federation import NAMES
 
@@ -61,7 +61,8 @@ class LowRankSite(QuadraticSite):
 
 def run(folder, form, method="fedtar", sites=None, **more):
     sites = {name: LowRankSite(name, form) for name in RANKS} | (sites or {})
-    controller = FunctionFederation(folder, sites, method, num_rounds=2, time_steps=T, step_time_limit=1, **more)
+    settings = {"num_rounds": 2, "time_steps": T, "step_time_limit": 1} | more
+    controller = FunctionFederation(folder, sites, method, **settings)
     controller.run()
     return controller, sites, read_events(controller.results_folder, (*SHARED, *EVENTS))
 
@@ -98,6 +99,9 @@ def test_a_run_is_what_dense_weights_give_and_theorem_1_holds_with_what_is_cut_o
         whole, uncut = whole + alpha * (mean - whole), uncut + alpha * (mean - uncut)  # Theorem 1, step by step
         if form == "product":
             cut, whole = (1 - alpha) * cut + whole - svd(whole), svd(whole)
+    stopped, *_ = run(tmp_path / "stopped", form, method, sites, num_rounds=1, **fixed)
+    kept = str(stopped.results_folder / "checkpoint")
+    assert same_bits(last(run(tmp_path / "on", form, method, sites, resume_from=kept, **fixed)[0]), last(controller))
     found = last(controller).weights
     if form == "factors":
         assert all(torch.allclose(found[n].double(), w[n], atol=1e-5) for n in NAMES)

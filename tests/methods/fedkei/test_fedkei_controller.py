@@ -10,12 +10,10 @@ from fedtar_flare.methods.fedkei.contract import ADAPT, IMPORTANCE, PROBE, PULL
 from fedtar_flare.methods.fedkei.events import EVENTS, Learnt, Mixed
 from fedtar_flare.methods.fedkei.mixing import Layout
 from fedtar_flare.protocol.contract import HANDSHAKE
-from fedtar_flare.protocol.exchange import ExchangeSchema
 from fedtar_flare.protocol.messages import ERROR, LEFT, Reply, abstain, ok
 from fedtar_flare.record.events import SHARED, End, Step
 from fedtar_flare.record.log import of_kind, read_events
-from fedtar_flare.testing import FunctionFederation
-from fedtar_flare.version import __version__
+from fedtar_flare.testing import FunctionFederation, QuadraticSite
 
 SHAPES = {
     "base_model.model.x.lora_A.weight": (2, 3),
@@ -35,27 +33,26 @@ def drawn(*seed, shapes=SHAPES):
 START = drawn(7)
 
 
-class Site:
+class Site(QuadraticSite):
     """Answers with numbers that its name, the task and what came down decide; keeps what came down.
 
     ``sendable``: FLARE fetches tensors by safetensors, which refuses slices and transposes.
     """
 
     def __init__(self, name, without=(), leaves_at=99, spoil=lambda task, r, tensors: tensors):
-        self.name, self.without, self.leaves_at, self.spoil = name, without, leaves_at, spoil
-        self.received, self.sendable = {}, True
+        super().__init__(name, [], samples=4)
+        self.without, self.leaves_at, self.spoil, self.sendable = without, leaves_at, spoil, True
+
+    def start(self):
+        return dict(START)
 
     def __call__(self, task, header, weights):
         number = int(self.name[-1])
         if task == HANDSHAKE:
-            payload = {
-                "schema": ExchangeSchema.of(START).to_dict(),
-                "versions": {"fedtar_flare": __version__},
-                "settings": "same",
-                "counts": {split: [3, 4] for split in ("train", "validation", "test")},
-                "model": {"parameters": 100, "fingerprint": "f", "config": {"encoder": "tiny"}},
-            }
-            return ok(header, payload=payload), dict(START) if header.initial_site == self.name else None
+            reply, start = super().__call__(task, header, weights)
+            del reply.payload["adapter_config"]
+            reply.payload["model"] |= {"fingerprint": "f", "config": {"encoder": "tiny"}}
+            return reply, start
         if header.round >= self.leaves_at:
             return Reply(ERROR, header.round, header.step, LEFT, method="fedkei"), None
         if header.round in self.without:
@@ -77,7 +74,6 @@ class Site:
 
 
 def run(folder, sites=None, rounds=3, fedkei=None, **more):
-    folder.mkdir(parents=True, exist_ok=True)
     settings = {"tasks": TASKS, "clusters": 2, **(fedkei or {})}
     sites = {site.name: site for site in sites or map(Site, SITES)}
     controller = FunctionFederation(

@@ -18,7 +18,7 @@ from fedtar_flare.methods.fedkei.contract import ADAPT, CONTRACT, IMPORTANCE, PR
 from fedtar_flare.methods.fedkei.events import EVENTS, Learnt, Mixed
 from fedtar_flare.protocol.exchange import check_tensors
 from fedtar_flare.protocol.messages import OK, Reply, TaskHeader, version
-from fedtar_flare.record.events import SHARED, Start, Step
+from fedtar_flare.record.events import SHARED, Start
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.runtime import simulation
 from fedtar_flare.runtime.checkpoint import CheckpointFolder
@@ -58,7 +58,6 @@ def run(without_site_files, tmp_path_factory):
 def test_every_site_learns_every_task_and_the_second_from_the_pool(run):
     learnt = of_kind(run.events, Learnt)
     assert [sorted(one.sites) for one in learnt] == [list(SITES)] * 2
-    assert [one.sites["site-1"].task for one in learnt] == ["effusion", "nodule"]
     for event in learnt:
         for one in event.sites.values():
             assert set(one.counts) == {"train", "validation", "test"} and min(one.counts["train"]) >= 1
@@ -66,7 +65,6 @@ def test_every_site_learns_every_task_and_the_second_from_the_pool(run):
     first, second = (event.sites.values() for event in learnt)
     assert all(one.auc == one.rand_auc for one in first), "the common start is where the first task begins"
     assert [event.modules for event in of_kind(run.events, Mixed)] == [0, 2]
-    assert [(event.round, event.step) for event in of_kind(run.events, Step)] == [(1, 2), (2, 1), (2, 2)]
     assert all(one.mixture_loss != one.start_loss for one in second if one.mixture_loss is not None)
 
 

@@ -80,8 +80,7 @@ def test_no_two_rows_of_a_run_differ_in_one_patient_s_visit(visits, group, round
 
 @pytest.mark.parametrize("gone", [0, 1])
 def test_no_two_rows_of_jobs_at_a_hospital_differ_in_fewer_patients_than_the_smallest_cell(gone):
-    moment = datetime(2020, 1, 1)
-    people = [Patient(f"p{n}", None, (Visit(f"p{n}", "v", moment, Path(f"{n}"), "x", "ct"),)) for n in range(90)]
+    people = [Patient(s.visit.patient_id, None, (s.visit,)) for s in samples(90, visits=1)]
     rows = []
     for group, cohort in [(5, people), (6, people), (11, people), (5, people[gone:])]:
         strategy, task = strategy_at(share=True, bank_group=group)

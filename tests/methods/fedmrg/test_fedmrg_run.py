@@ -123,9 +123,8 @@ def test_rows_go_up_bounded_and_down_to_all_members_without_their_origin(federat
     assert all("bank.features" not in m.down for m in of_round[0])
     down = [m.down["bank.features"] for m in of_round[1]]
     assert torch.equal(*down) and len(down[0]) == sum(map(len, up[0]))
-    assert torch.equal(down[0].sort(0).values, torch.cat(up[0]).sort(0).values) and not torch.equal(
-        down[0], torch.cat(up[0])
-    )
+    sent = torch.cat(up[0])
+    assert torch.equal(down[0].sort(0).values, sent.sort(0).values) and not torch.equal(down[0], sent)
     assert not any("bank.features" in m.down for m in federation.sites[UNSEEN].messages)
     assert not any("bank.features" in m.down for name in MEMBERS for m in federation.sites[name].messages[2:3])
     events = of_kind(federation.events, Bank)
@@ -195,10 +194,8 @@ def test_what_travels_is_the_paper_s_59_million_values(tmp_path):
     assert factors == 2 * 32 * 16 * (4096 + 4096) == 8_388_608
     assert values == {"encoder": 42_500_160 - 9_408, "projection": 8_388_608, "diagnosis": 56 * 2049 + 4 * 4096}
     total = factors + sum(values.values())
-    assert total == 59_399_096 and round(4 * total / 1e6) == 238
-    assert round(2 * 10 * 1000 * 4 * total / 1e12, 1) == 4.8
+    assert total == 59_399_096 and round(2 * 10 * 1000 * 4 * total / 1e12, 1) == 4.8
     assert not [name for name in whole if name in made_of.barred], "neither pixels nor words one by one"
-
     layers = made_of.targeted(strategy.settings.model.lora_targets)
     assert len(layers) == 64 and {name.rpartition(".")[2] for name in layers} == {"q_proj", "v_proj"}
     assert lora.alpha / lora.rank == 1.0
