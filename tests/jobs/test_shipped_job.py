@@ -1,11 +1,9 @@
 """The jobs in jobs/, and FedTAR's by its own script: what a run leaves and streams, to the bit."""
 
-import filecmp
 import json
 import runpy
 from functools import partial
 from pathlib import Path
-from pydoc import locate
 
 import pytest
 import torch
@@ -19,24 +17,18 @@ from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.registry import contract_of, names
 from fedtar_flare.runtime.checkpoint import CheckpointFolder
 from fedtar_flare.runtime.recipe import MethodRecipe
-from fedtar_flare.runtime.simulation import ExecutorSite, InThisProcess, run_in_process
-
-RUN_ELSEWHERE = ("fedtar", "fedmrg", "fedkei")
-"""Below, in ``test_fedmrg_run.py`` and in ``test_fedkei_run.py``."""
+from fedtar_flare.runtime.simulation import run_in_process
 
 
-def export_of(script, folder):
-    """The job that a ``job.py`` makes."""
+def contents(job):
+    return {file.relative_to(job): file.read_bytes() for file in job.rglob("*") if file.is_file()}
+
+
+def made_by(script, folder):
+    """Contents of the job that a ``job.py`` makes."""
     made = runpy.run_path(str(script))["recipe"]
     made.export(str(folder))
-    return folder / made.name
-
-
-def same_files(first, second):
-    files = sorted(p.relative_to(first) for p in first.rglob("*") if p.is_file())
-    assert files == sorted(p.relative_to(second) for p in second.rglob("*") if p.is_file())
-    _, differing, errors = filecmp.cmpfiles(first, second, [str(f) for f in files], shallow=False)
-    assert not differing and not errors
+    return contents(folder / made.name)
 
 
 @pytest.mark.parametrize("name", names())
@@ -44,8 +36,7 @@ def test_a_shipped_job_is_the_export_of_its_method_and_of_its_own_script(tmp_pat
     """So ``fedtar export`` makes each from the installed package alone."""
     shipped = repository / "jobs" / name
     MethodRecipe(name).export(str(tmp_path))
-    same_files(shipped, tmp_path / name)
-    same_files(shipped, export_of(shipped / "job.py", tmp_path / "script"))
+    assert contents(shipped) == contents(tmp_path / name) == made_by(shipped / "job.py", tmp_path / "script")
 
 
 def test_the_script_of_a_job_holds_all_that_was_set(tmp_path):
@@ -53,47 +44,26 @@ def test_the_script_of_a_job_holds_all_that_was_set(tmp_path):
     settings = {"server": {"step_time_limit": 60, "alpha_form": "softmax"}, "patient": {"local_adapter": False}}
     settings |= {"model": {"lora_targets": ["decoder.*.c_attn"]}, "training": {"lr": 1e-5}, "data": data}
     FedTARRecipe(name="study", time_steps=2, **settings).export(str(tmp_path / "once"))
-    same_files(tmp_path / "once" / "study", export_of(tmp_path / "once" / "study" / "job.py", tmp_path / "again"))
-
-
-SIMULATED = ("scaffold", "centralised")
-
-
-def run_of_files(config, folder, sites):
-    """Results of the job that these files of FLARE's describe, in this process."""
-    server, client = (json.loads((config / f"config_fed_{side}.json").read_text()) for side in ("server", "client"))
-    (workflow,), (entry,) = server["workflows"], client["executors"]
-    executor = locate(entry["executor"]["path"])
-    made = {name: ExecutorSite(name, executor(**entry["executor"]["args"]), folder / name) for name in sites}
-    controller = InThisProcess(folder, made, **workflow["args"])
-    controller.run()
-    assert not controller.panics, controller.panics
-    return controller.results_folder
+    once = tmp_path / "once" / "study"
+    assert contents(once) == made_by(once / "job.py", tmp_path / "again")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", [name for name in names() if name not in RUN_ELSEWHERE])
-def test_a_short_job_of_each_rival_runs(tmp_path, home, monkeypatch, name):
-    """At one hospital, which is enough for the job; what two bring is asked of each method in its own tests.
-
-    SCAFFOLD's and the centre's through FLARE's simulator; of the others what FLARE reads, in this process.
-    """
+@pytest.mark.parametrize("name", ["scaffold", "centralised"])
+def test_a_short_job_of_a_rival_runs_in_flare_s_simulator(tmp_path, home, name):
+    """Of one that sends more than weights, and of one that needs two hospitals; all run in the methods' own tests."""
     sites = ("site-1", "site-2")[: 2 if name == "centralised" else 1]
     recipe(name, method=partial(MethodRecipe, name)).export(str(tmp_path))
-    if name in SIMULATED:
-        number = str(len(sites))
-        process, results = run_simulator(tmp_path / name, tmp_path / "ws", "-n", number, "-t", number, home=home)
-        assert process.returncode == 0, process.stdout[-4000:]
-    else:
-        monkeypatch.setenv("FEDTAR_HOME", str(home))
-        results = run_of_files(tmp_path / name / "app" / "config", tmp_path / "ws", sites)
+    number = str(len(sites))
+    process, results = run_simulator(tmp_path / name, tmp_path / "ws", "-n", number, "-t", number, home=home)
+    assert process.returncode == 0, process.stdout[-4000:]
     events = read_events(results)
     assert [event.status for event in of_kind(events, End)] == ["completed"]
     for step in of_kind(events, Step):
         assert sorted(step.sites) == ["site-1"]
         assert all(site.train_loss for site in step.sites.values())
-    assert name == "evaluate" or of_kind(events, Validation)[0].loss
+    assert of_kind(events, Validation)[0].loss
 
 
 TINY = partial(recipe, rounds=2, data={"synthetic_patients": 16})
