@@ -104,7 +104,8 @@ def given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
 
 def show(arguments: argparse.Namespace, data: Any, *lines: str) -> None:
     """Print the data, paths as texts, as JSON where the command has ``--json``, else the lines."""
-    print(json.dumps(data, default=str) if arguments.json else "\n".join(lines))
+    text = json.dumps(data, default=str) if arguments.json else "\n".join(lines)
+    print(text.encode(errors="replace").decode())  # names of files need not be UTF-8
 
 
 def grouped(texts: Sequence[str], groups: Sequence[str]) -> dict[str, dict[str, Any]]:

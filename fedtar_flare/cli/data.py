@@ -155,23 +155,22 @@ def index(arguments: argparse.Namespace) -> None:
     """
     from fedtar_flare.curation.archive import index_folder, write_manifest
     from fedtar_flare.curation.archive_reports import join_reports
-    from fedtar_flare.data.sources.reading import left_out_lines
     from fedtar_flare.imaging.workers import worker_count
 
     workers = worker_count(arguments.workers)
     options = given(arguments, "modality", "links")
     with ProgressLine() as line:
         index = index_folder(arguments.folder, workers=workers, say=line, every=line.every, **options)
-    spare = join_reports(index, arguments.reports)
+    join_reports(index, arguments.reports)
     rows = write_manifest(index, arguments.out)
     patients = len({study.patient_id for study in index.studies})
     notes = dict(sorted(index.notes.items()))
     counts = {"manifest": arguments.out, "files": index.files, "dicom_files": index.dicom, "studies": rows}
-    counts |= {"patients": patients, "left_out": index.rejected(), "passed_over": notes, "reports_without_study": spare}
+    counts |= {"patients": patients, "left_out": index.rejected(), "passed_over": notes}
+    counts["reports_without_study"] = index.spare
     lines = [f"{arguments.out}: {rows} studies of {patients} patients ({index.dicom} DICOM files of {index.files})"]
-    lines += left_out_lines(index.problems)
+    lines += index.lines()
     lines += [f"  passed over within studies, {reason}: {n}" for reason, n in notes.items()]
-    lines += [f"  reports that belong to no study: {spare}"] if spare else []
     show(arguments, counts, *lines, f"Look at it all: fedtar data check {arguments.out}")
 
 

@@ -62,6 +62,12 @@ class Index:
     by_patient: dict[str, list[File]] = field(default_factory=lambda: defaultdict(list))  # by PatientID
     files: int = 0  # number of all files
     dicom: int = 0  # and of DICOM files
+    spare: int = 0  # reports that belong to no study
+
+    def lines(self) -> list[str]:
+        """What was left out, for people."""
+        spare = [f"  reports that belong to no study: {self.spare}"] if self.spare else []
+        return [*left_out_lines(self.problems), *spare]
 
     def rejected(self) -> dict[str, int]:
         """Reason to number."""
@@ -138,30 +144,32 @@ def write_manifest(index: Index, manifest: Path) -> int:
     rows, written = [], []
     folder = manifest.absolute().parent
     for study in index.studies:
-        if not study.report.strip() and study.report_file is None:
-            numbers = ", ".join(order.value for order in study.orders)
-            text = f"study {study.uid} (accession '{numbers}') of {study.acquired:%Y-%m-%d}: no report"
-            index.problems.append(DataError(text, reason="no-report"))
-            continue
-        written.append(study)
-        rows.append(
-            {
-                "patient_id": study.patient_id,
-                "study_datetime": study.acquired.isoformat(sep=" ", timespec="seconds"),
-                "image": _relative(study.image, folder),
-                "report": study.report.strip(),
-                "report_path": _relative(study.report_file, folder) if study.report_file else "",
-                "age": "" if study.age is None else f"{study.age:.2f}".rstrip("0").rstrip("."),
-                "sex": study.sex,
-            }
-        )
+        with collecting(index.problems):
+            rows.append(_row(study, folder))
+            written.append(study)
     if not rows:
         text = "no study has images and a report (of --reports, else report.txt beside them)"
-        raise DataError("\n".join([text, *left_out_lines(index.problems)]), reason="no-patient")
+        raise DataError("\n".join([text, *index.lines()]), reason="no-patient")
     index.studies = written
     folder.mkdir(parents=True, exist_ok=True)
     write_rows(manifest, rows)
     return len(rows)
+
+
+def _row(study: Study, folder: Path) -> dict[str, str]:
+    if not study.report.strip() and study.report_file is None:
+        numbers = ", ".join(order.value for order in study.orders)
+        text = f"study {study.uid} (accession '{numbers}') of {study.acquired:%Y-%m-%d}: no report"
+        raise DataError(text, reason="no-report")
+    return {
+        "patient_id": study.patient_id,
+        "study_datetime": study.acquired.isoformat(sep=" ", timespec="seconds"),
+        "image": _cell(study.image, folder),
+        "report": study.report.strip(),
+        "report_path": _cell(study.report_file, folder) if study.report_file else "",
+        "age": "" if study.age is None else f"{study.age:.2f}".rstrip("0").rstrip("."),
+        "sex": study.sex,
+    }
 
 
 def _study(
@@ -300,6 +308,10 @@ def _hash(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _relative(path: Path, folder: Path) -> str:
+def _cell(path: Path, folder: Path) -> str:
+    """A path as a manifest has it; DataError for one that a table does not give back as it is."""
     path = path.absolute()
-    return str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)
+    text = str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)
+    if text != text.strip() or text.encode(errors="replace").decode() != text:
+        raise DataError(f"{path}: its name is not UTF-8, or has a space at an end: rename it", reason="bad-name")
+    return text

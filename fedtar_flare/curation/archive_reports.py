@@ -30,8 +30,8 @@ ByKey = dict[tuple[str, ...], list[Report]]
 """Reports by ("uid", StudyInstanceUID), ("accession", AccessionNumber) or ("day", PatientID, date)."""
 
 
-def join_reports(index: Index, reports: Path | None) -> int:
-    """Give each study of an index its report, and say how many reports belong to none.
+def join_reports(index: Index, reports: Path | None) -> None:
+    """Give each study of an index its report, and count the reports that belong to none.
 
     A study whose report is not certain is left out under a reason: ``docs/how-to/from-pacs.md`` has them.
     """
@@ -39,16 +39,17 @@ def join_reports(index: Index, reports: Path | None) -> int:
         raise ConfigError(f"{reports}: there is no such table or folder of reports")
     by_key: ByKey = defaultdict(list)
     if reports is not None and reports.is_dir():
-        for file in sorted(file for file in reports.rglob("*") if file.suffix.lower() == ".txt"):
+        texts = (file for file in reports.rglob("*") if file.suffix.lower() == ".txt" and not file.is_dir())
+        for file in sorted(texts):
             by_key["uid", file.stem].append(Report(str(file), file))
             by_key["accession", file.stem].append(Report(str(file), file, order=Identifier(file.stem)))
     elif reports is not None:
         by_key = reports_of_table(reports, index.problems)
     studies, index.studies = index.studies, []
-    used, texts = set[str](), dict[Path, dict[str, list[Path]]]()
+    used, beside = set[str](), dict[Path, dict[str, list[Path]]]()
     for study in studies:
         with collecting(index.problems):
-            matching = _matching(study, by_key if reports else _beside(study, texts), index)
+            matching = _matching(study, by_key if reports else _beside(study, beside), index)
             if len(contents := {report.content for report in matching}) > 1:
                 origins = ", ".join(sorted(report.origin for report in matching)[:4])
                 text = f"study {study.uid}: {len(contents)} different reports ({origins})"
@@ -57,7 +58,7 @@ def join_reports(index: Index, reports: Path | None) -> int:
                 study.report, study.report_file = (content, None) if isinstance(content, str) else ("", content)
             used |= {report.origin for report in matching}
             index.studies.append(study)
-    return len({report.origin for some in by_key.values() for report in some} - used)
+    index.spare = len({report.origin for some in by_key.values() for report in some} - used)
 
 
 def _matching(study: Study, by_key: ByKey, index: Index) -> Sequence[Report]:

@@ -1,6 +1,7 @@
 """Drafts or reports of any system, read by study from CSV, JSON or JSON lines files."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +32,8 @@ def read_texts(file: Path, kind: str) -> dict[str, Text]:
             raise ConfigError(f"{file}: {kind} {number} must have {needed}")
         if (name := str(study)) in texts:
             raise ConfigError(f"{file}: study '{name}' is there twice: keep one {kind} of it")
+        if re.search("[\ud800-\udfff]", f"{name}{text}"):
+            raise ConfigError(f"{file}: {kind} {number} has half of a character (\\ud800 to \\udfff): write it again")
         if kind == "report" and not text.strip():
             raise ConfigError(f"{file}: the report of study '{name}' is empty: leave the study out")
         texts[name] = Text(text, str(entry.get("patient_id") or name))

@@ -71,7 +71,8 @@ def test_a_manifest_that_reads_back_as_patients(tmp_path):
     rows = 'A1;"Effusion;\nleft."', "A2;Clear.", "A3;Clear.", "A9;Spare."
     reports = table(tmp_path / "r.csv", "AccessionNumber;Report", *rows)
     index = index_folder(tmp_path)
-    assert join_reports(index, reports) == 1 and index.dicom == 27 and index.files == 28
+    join_reports(index, reports)
+    assert (index.spare, index.dicom, index.files) == (1, 27, 28)
     rows = rows_of(index, tmp_path / "out" / "manifest.csv")
     assert rows[0]["study_datetime"].startswith("1900-01-01")
     one, two = sorted(read_manifest(tmp_path / "out").patients(), key=lambda p: p.patient_id)
@@ -254,10 +255,23 @@ def test_reports_beside_the_study_or_in_a_folder(tmp_path, place):
     (tmp_path / "texts").mkdir(exist_ok=True)
     (tmp_path / "texts" / "A7.txt").write_text("Spare.")
     index = index_folder(tmp_path)
-    assert join_reports(index, tmp_path / "texts" if place.startswith("texts") else None) == place.startswith("texts")
+    join_reports(index, tmp_path / "texts" if place.startswith("texts") else None)
+    assert index.spare == place.startswith("texts")
     rows = rows_of(index, tmp_path / "m.csv")
     assert [row["report_path"] for row in rows] == [place] and index.rejected() == {"no-report": 1}
     assert read_manifest(tmp_path / "m.csv").patients()[0].visits[0].report == "Clear."
+
+
+def test_what_a_table_cannot_hold_is_left_out_and_reports_of_nobody_are_told(tmp_path):
+    """A folder named like a report is none; names that are not UTF-8, or end in a space, come back as another."""
+    for n, name in enumerate((os.fsdecode(b"caf\xe9"), "s "), 1):
+        study(tmp_path / name, uid=f"1.2.{n}", AccessionNumber=f"A{n}", slices=2)
+    (tmp_path / "texts" / "A1.txt").mkdir(parents=True)
+    for name in ("texts/A1.txt/A1.TXT", "texts/A2.txt", "texts/A7.txt"):
+        (tmp_path / name).write_text("Clear.")
+    index = indexed(tmp_path, tmp_path / "texts")
+    with refused("no-patient", match=r"bad-name: 2.*\n.*belong to no study: 1"):
+        write_manifest(index, tmp_path / "m.csv")
 
 
 def test_two_files_of_one_name_that_differ_in_case_are_two_reports(tmp_path):

@@ -114,8 +114,10 @@ def test_reports_in_files_and_birth_dates(table, folder):
     (visit,) = reading.patients()[0].visits
     assert visit.report == "Klar. Größe unverändert." and visit.age == pytest.approx(70, abs=0.01)
     assert reasons(reading) == ["age-out-of-range"] and "birth_date" in str(reading.problems[0])
-    reading = read_manifest(table(*rows, "2,2020-06-30,c.png,./r.txt,", head=head))
-    assert reading.rejected() == {"report-of-another-patient": 2, "age-out-of-range": 1}
+    (folder / "link.txt").symlink_to("r.txt")
+    for name in ("./r.txt", f"../{folder.name}/r.txt", "link.txt"):
+        reading = read_manifest(table(*rows, f"2,2020-06-30,c.png,{name},", head=head))
+        assert reading.rejected() == {"report-of-another-patient": 2, "age-out-of-range": 1}
 
 
 def test_report_files_that_cannot_be_used(table, folder):

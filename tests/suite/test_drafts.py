@@ -97,7 +97,7 @@ def test_a_study_that_is_missing_double_or_nameless_and_a_file_of_no_texts_are_e
         file = written(tmp_path / "drafts", drafts)
         error = failing("score", "--drafts", file, "--reports", reports)
         assert named in error and file.name in error
-    for text in ("{", "[1]", "[]", '{"s1": "a", "s1": "b"}'):
+    for text in ("{", "[1]", "[]", '{"s1": "a", "s1": "b"}', r'{"s1": "half a \ud800"}'):
         (file := tmp_path / "drafts.json").write_text(text)
         assert "drafts.json" in failing("score", "--drafts", file, "--reports", reports)
 

@@ -7,6 +7,7 @@ import logging
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args
 
@@ -39,11 +40,12 @@ def read_manifest(path: Path, options: Mapping[str, Any] = {}) -> Reading:
     reading = Reading.of(table, options, "manifest", OPTIONS)
     with open_table(table, "the manifest") as opened:
         _check_columns(opened.columns, table)
-        rows, owners = list[tuple[int, Row]](), defaultdict[Path | None, set[str]](set)
+        rows, owners = list[tuple[int, Row, object]](), defaultdict[object, set[str]](set)
         for number, cells in opened.rows(reading.problems):
-            rows.append((number, {name: without_mark(cell) for name, cell in cells.items()}))
-            owners[_report_file(rows[-1][1])].add(rows[-1][1]["patient_id"])
-        for number, row in rows:
+            row = {name: without_mark(cell) for name, cell in cells.items()}
+            rows.append((number, row, _report_in(row, table.parent)))
+            owners[rows[-1][2]].add(row["patient_id"])
+        for number, row, report in rows:
             where = f"{table}, row {number}, column"
             with collecting(reading.problems):
                 _required(row, "image", "no-image", where)
@@ -52,8 +54,8 @@ def read_manifest(path: Path, options: Mapping[str, Any] = {}) -> Reading:
                     modality = _modality(image)
                 # a missing image is never opened, so its kind does not matter
                 visit = _visit(row, number, image, modality or "ct", table.parent, where)
-                if (file := _report_file(row)) and len(owners[file]) > 1:
-                    text = f"{where} 'report_path': rows of several patients name {file}"
+                if report and len(owners[report]) > 1:
+                    text = f"{where} 'report_path': rows of several patients name {row['report_path']}"
                     raise DataError(text, reason="report-of-another-patient")
                 split = row.get("split", "").lower()
                 if split and split not in SPLITS:
@@ -101,6 +103,15 @@ def _visit(row: Row, number: int, image: Path, modality: Modality, folder: Path,
 def _report_file(row: Row) -> Path | None:
     """The file of a report whose text is not in the row."""
     return Path(row["report_path"]) if not is_stated(row.get("report", "")) and row.get("report_path") else None
+
+
+def _report_in(row: Row, folder: Path) -> object:
+    """The file of a row's report, whatever path names it: its place on the disk, where it is there."""
+    file = _report_file(row)
+    with suppress(OSError, ValueError):
+        if file and (status := (folder / file).stat()):
+            return status.st_dev, status.st_ino
+    return file
 
 
 def _required(row: Row, column: str, reason: str, where: str) -> None:
