@@ -13,8 +13,8 @@ from fedtar_flare.site.admission import Declined
 
 RUNS, CELLS, ANSWERS, DRAFTS = "runs.json", "cells.json", "answers.json", "drafts.json"
 _NEWEST, _REFUSED = "newest", "refused"
-ENDED = ""
-"""In place of the run of a job whose state was deleted."""
+ENDED = "ended "
+"""Before the run of a job whose state was deleted."""
 MAX_REFUSED = 3
 """Too early first days of a next period that are refused: each refusal tells that the newest visit came later."""
 
@@ -27,8 +27,8 @@ def bind_run(records: Path, job: str, run_id: str, resumes: str) -> None:
     """Bind a job to its run at first use."""
     with locked(file := records / RUNS):
         runs = read_record(file)
-        if runs.get(job) == ENDED:
-            raise ExchangeError("the site has deleted its state of the job's run, which has ended here")
+        if ENDED + run_id in runs.values() or runs.get(job, "").startswith(ENDED):
+            raise ExchangeError("the site has deleted its state of the run, which has ended here")
         if runs.get(job, run_id) != run_id:
             raise ExchangeError("the job has begun another run at this site; a job has one")
         missed = run_id if resumes or run_id not in runs.values() else ""
@@ -43,7 +43,7 @@ def end_runs(records: Path, ended: Collection[str]) -> None:
         return
     with locked(file):
         runs = read_record(file)
-        write_json(file, {job: ENDED if run in ended else run for job, run in runs.items()}, PRIVATE)
+        write_json(file, {job: ENDED + run if run in ended else run for job, run in runs.items()}, PRIVATE)
 
 
 def count_answer(records: Path, data: str, most: int | None) -> None:

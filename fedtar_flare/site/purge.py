@@ -144,9 +144,11 @@ def _plan_patient(
 ) -> None:
     everyone = config.replace(exclude=None, simulated=True)  # also one who is excluded; and no key is made
     visits = [v for v in load_cohort(everyone, site, timeline=Timeline(1)).visits if v.patient_id == patient]
-    if not visits:
+    states = [SiteState(f.parents[1], f.parent.name, f.name) for folders in runs.values() for f in folders]
+    rounds = {state.folder: state.first_round(patient, config.policy.min_patients) for state in states}
+    if not visits and not any(rounds.values()):
         where = f"no patient '{patient}' in {config.path or config.source}"
-        raise ConfigError(f"{where}; if the rows are gone already, delete the prepared images of all with --cache")
+        raise ConfigError(f"{where}; if the rows are gone already, put them back for this, or use --cache and --run")
     images: set[Path] = set()
     for visit in visits:
         with suppress(DataError):  # the files are gone: nothing leads from them to the cache any more
@@ -157,16 +159,16 @@ def _plan_patient(
     kinds[f"{READING}*"] = "page of a blinded reading, its key or its images"
     kinds["export.key"] = "secret of the ids of exported pairs"
     kinds |= dict.fromkeys((f"{REPORT_SCORES}*", "ahead-*", f"{TASK_SCORES}*"), "scores of reports or images, with ids")
-    for folder in (folder for folders in runs.values() for folder in folders):
+    for folder, before in rounds.items():
         result.remove += [(file, about) for name, about in kinds.items() for file in sorted(folder.glob(name))]
-        run, state = folder.parent.name, SiteState(folder.parents[1], folder.parent.name, folder.name)
-        if before := state.first_round(patient, config.policy.min_patients):
+        if before:
+            run = folder.parent.name
             learnt = f"what run {run} learnt, and a digest of the id; to have it made again, exclude the patient and"
             result.stays.append(f"{learnt} tell the lead: fedtar forget JOB --before {before}. Then purge --run {run}")
     result.remove += [(file, "labels of reports, by digest") for file in sorted(prepared.glob("labels-*.json"))]
     result.stays += [
         "images and reports, the hospital's own, and drafts and readers' answers elsewhere: nothing here deletes those",
-        "prepared images made from earlier versions of the patient's files, if these were changed: --cache finds all",
+        "prepared images made of files of the patient that were changed or are gone since: --cache finds all",
     ]
     if config.exclude is None:
         result.stays.append("the patient in coming runs: write the id into a file, named as 'exclude' in the site file")

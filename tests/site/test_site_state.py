@@ -260,7 +260,9 @@ def test_a_run_whose_state_was_deleted_begins_no_second_time(kit):
     for job, run in zip(("job-1", "job-2"), RUNS, strict=True):
         bind_run(records, job, run, "")
     plan(Site.outside_of_jobs(kit), run=RUNS[0]).carry_out()
-    for job, run, resumes in (("job-1", RUNS[0], ""), ("job-1", "another", ""), ("job-3", RUNS[0], "job-1")):
+    again = (("job-1", RUNS[0], ""), ("job-1", "another", ""), ("job-3", RUNS[0], "job-1"))
+    as_another = (("job-9", RUNS[0], ""), ("job-9", RUNS[0], "one that it missed"))  # the same files under another id
+    for job, run, resumes in (*again, *as_another):
         with pytest.raises(ExchangeError):
             bind_run(records, job, run, resumes)
     bind_run(records, "job-2", RUNS[1], "")
@@ -299,6 +301,16 @@ def test_a_patient_who_withdrew_is_found_too(kit):
     add_to_site_file(kit, "exclude: out.txt")
     steps = plan(Site.outside_of_jobs(kit), patient="P2")
     assert sum("P2" in what for _, what in steps.remove) == 2 and not any("exclude" in line for line in steps.stays)
+
+
+def test_a_patient_whose_rows_are_gone_is_known_to_the_runs(kit):
+    SiteState(state_of(kit), RUNS[0], "hospital-a").note_patients([f"P{n}" for n in range(5)], 2)
+    table = kit / "local" / "manifest.csv"
+    rows = table.read_text().splitlines(keepends=True)
+    table.write_text("".join(row for row in rows if not row.startswith("P2,")))
+    steps = plan(Site.outside_of_jobs(kit), patient="P2")
+    assert {path.name for path, _ in steps.remove} == {path.split("/")[0] for path in PAGES}
+    assert any("forget JOB --before 2" in line for line in steps.stays)
 
 
 def test_what_is_not_there_is_refused_and_nothing_goes(kit):
