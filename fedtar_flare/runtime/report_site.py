@@ -262,9 +262,10 @@ class ReportSite(SiteStrategy):
         reply = self.agreement(task, shared)
         config = learner.adapter_config()
         reply.payload.update(adapter_config=config, model=with_fingerprint(learner.describe(), config))
-        if header.evaluate and may_score(task, shared):
+        if header.evaluate:
             task.load_private(learner)
-            reply.payload.update(self.evaluate(task, learner))
+            if may_score(task, learner, shared):
+                reply.payload.update(self.evaluate(task, learner))
         return reply, shared if gives else None
 
     def _train(self, task: Task) -> Answer:
@@ -316,24 +317,27 @@ class ReportSite(SiteStrategy):
 
     def _close_round(self, task: Task) -> Answer:
         header, state = task.header, task.state
-        # 1. A round is closed once, at its end, from the weights of the run's exchange and the state of then.
+        # 1. A round is closed once, at its end: from the weights of the run's exchange, with one private part.
         if (version(header.round, header.step), header.after) != (end := version(header.round, header.time_steps), end):
             raise ExchangeError(f"a round is closed at its last step, and from the state after it, which is {end}")
         require_exchange(task)
-        if not state.may_answer(f"close {header.round}", self.closed_from(task), task.cohort.digest()):
-            return abstain(header, f"round {header.round} was closed already, with other weights or patients"), None
+        closed_from = self.closed_from(task)
         learner = self._learner_of(task, self._arrived(task, task.cohort))
         task.load_private(learner)
+        validated = learner.validate() if header.score == "test" else None  # a site outside chooses no round
+        closed_from = f"{closed_from}/{checksum(learner.private())}"  # which tasks that are asked again can change
+        if not state.may_answer(f"close {header.round}", closed_from, task.cohort.digest()):
+            text = f"round {header.round} was closed already, with other weights, patients or tasks before it"
+            return abstain(header, text), None
         # 2. Validation, and what the method adds.
         numbers: dict[str, float] = {}
-        validated = learner.validate() if header.score == "test" else None  # a site outside chooses no round
         if validated is not None:
             numbers["reports"] = float(sum(learner.cohort.counts(learner.min_cell)["validation"]))
             numbers["validation_loss"] = round_loss(validated.loss, validated.reports, learner.min_cell)
         more, payload = self.close(task, validated)
         # 3. Scores, with what the site keeps for itself.
         self.personalise(task, learner)
-        if header.evaluate and may_score(task, task.weights):
+        if header.evaluate and may_score(task, learner, task.weights):
             learner.cohort = task.cohort
             payload |= self.evaluate(task, learner)
         return ok(header, numbers | more, payload), None

@@ -46,8 +46,9 @@ class ServerStrategy(ABC):
     def __init__(self, run: FederatedController):
         self.run = run
         method, contract, config = run.definition, run.contract, run.config
-        if config.rounds_per_period and not method.reports:
-            raise ConfigError(f"rounds_per_period: method '{run.method}' writes no reports, and has no time steps")
+        for name in ("rounds_per_period", "unseen"):
+            if getattr(config, name) and not method.reports:
+                raise ConfigError(f"{name}: method '{run.method}' writes no reports, which this is about")
         if config.wait_seconds and TRAIN not in contract.task_names:
             raise ConfigError(f"wait_seconds: method '{run.method}' waits for every site")
         pooled = any(group.form == "pooled" for group in contract.groups)

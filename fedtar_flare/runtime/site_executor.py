@@ -20,7 +20,7 @@ from fedtar_flare import registry
 from fedtar_flare.core.errors import DISK_FULL, DISK_FULL_ERRNOS, ConfigError, ExchangeError, FedTARError
 from fedtar_flare.core.log_fields import POSITION
 from fedtar_flare.learning.ranks import ALONE, Ranks
-from fedtar_flare.protocol.contract import HANDSHAKE, Contract
+from fedtar_flare.protocol.contract import HANDSHAKE, TRAIN, Contract
 from fedtar_flare.protocol.exchange import Tensors, check_inbound, register_tensors
 from fedtar_flare.protocol.messages import ABSTAIN, LEFT, Reply, TaskHeader, abstain, check_order, failure, version
 from fedtar_flare.runtime.process_group import ProcessGroup
@@ -162,18 +162,21 @@ class SiteExecutor(Executor):
             raise ConfigError(f"task '{name}' is unknown; this executor does {', '.join(handlers)}")
         if weights and not self.contract.task(name).down:
             raise ExchangeError(f"the server sent tensors in task '{name}', in which none come down")
+        updates = self.contract.task(name).sends == "difference"
+        if header.score == "all" and (updates or name == TRAIN):
+            raise ExchangeError("a site of which all patients are scored never trains")
         torch.set_num_threads(self.torch_threads)
         config = config or load_site_config(site.name, workspace=site.workspace, simulator=site.simulated)
         task = self._open(name, header, weights, site, config, at_once)
         if name != HANDSHAKE and self.on_opened:
             self.on_opened()
-        if self.contract.task(name).sends == "difference" and not config.without_patients and not self.ranks.rank:
+        if updates and not config.without_patients and not self.ranks.rank:
             count_answer(site.records, str(config.path), config.policy.max_answers)
         answer: Answer = self.strategy.handlers()[name](task)
         task.state.add_answered(name, version(header.round, header.step))
         if name == self.contract.tasks[-1].name and header.round == header.rounds:
             task.state.note_end()
-        if header.score == "test" and not self.ranks.rank:  # the other kind of site never trains
+        if header.score == "test" and not self.ranks.rank:  # the other kind never trains
             arrived, r = header.arrived, header.round or int(header.after[:4]) + 1
             cohort = task.cohort if arrived is None else task.cohort.until(arrived + (name == HANDSHAKE))
             task.state.note_patients({s.visit.patient_id for s in cohort.samples(None) if s.split != "test"}, r)

@@ -81,15 +81,17 @@ def charge(task: Task, rate: float, updates: int) -> bool:
     return True
 
 
-def may_score(task: Task, weights: Tensors) -> bool:
-    """Decide whether these are the weights that the scores after a round, or before a resumed run's first, are of."""
+def may_score(task: Task, learner: ReportLearner, weights: Tensors) -> bool:
+    """Decide whether these are the weights, and the private part, that the scores after a round, or before a resumed
+    run's first, are of.
+    """
     ahead = task.state.ahead(task.header)
     question = f"scores ahead of step {ahead[0]}" if ahead else f"scores after round {int(task.header.after[:4])}"
     # where no weights come down, scores are of what the site keeps
     digest = checksum(weights) if task.contract.task(CLOSE_ROUND).down else ""
-    if task.state.may_answer(question, digest, task.cohort.digest()):
+    if task.state.may_answer(question, digest, checksum(learner.private()), task.cohort.digest()):
         return True
-    task.logger.warning(f"{question} were asked for again, of other weights or patients: withheld")
+    task.logger.warning(f"{question} were asked for again, of other weights, patients or tasks before it: withheld")
     return False
 
 

@@ -195,6 +195,29 @@ def test_scores_are_told_of_one_set_of_weights_at_one_place_of_a_run(trained):
     assert closed.status == "ok" and not {"scores", "scores_generic"} & set(closed.payload)
 
 
+def test_tasks_that_are_asked_again_make_no_second_answer_of_a_round(trained):
+    """What stays at the site follows from the round before, too: with it validation loss, T numbers and scores."""
+    run, w = trained.another(), trained.w[T]
+    for t in (1, 2):
+        trained.site.train(w, 2, t, run)
+    assert trained.site.close(w, 2, evaluate=True, run_id=run)[0].payload["scores"]
+    trained.site.train({name: value * 1.01 for name, value in trained.w[1].items()}, 1, 2, run)
+    for t in (1, 2):
+        assert trained.site.train(w, 2, t, run)[0].status == "ok"
+    reply, _ = trained.site.close(w, 2, evaluate=True, run_id=run)
+    assert reply.status == "abstain" and "tasks before it" in reply.reason and not reply.payload
+    again = trained.header(run, 0, 0, after=version(2, T), evaluate=True, member=True)
+    assert "scores" not in trained.site.run(HANDSHAKE, again, w)[0].payload
+
+
+def test_a_site_of_which_everybody_is_scored_trains_on_nobody(trained):
+    """Else nobody would know in which round a patient came into the run, once one withdraws."""
+    _, w = trained.site.handshake("unseen", score="all")
+    reply, update = trained.site.train(w, 1, 1, "unseen", score="all")
+    assert (reply.status, update) == ("error", None) and "never trains" in reply.reason
+    assert trained.state("unseen").versions() == [version(0, 0)]
+
+
 def full(*_, **__):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
