@@ -4,6 +4,7 @@ import io
 import os
 import shutil
 from types import SimpleNamespace
+from unittest.mock import Mock
 from zipfile import ZIP_DEFLATED, ZipFile
 
 import pytest
@@ -38,28 +39,21 @@ def site(tmp_path, monkeypatch):
     mask = os.umask(0o022)
     SupervisedProcessLauncher().handle_event(EventType.SYSTEM_BOOTSTRAP, FLContext())
     new = os.umask(mask)
-    agent = FedAdminAgent("hospital-a", SimpleNamespace(register_request_cb=lambda **kwargs: None), _Engine(kit))
+    workspace = Workspace(str(kit), "hospital-a")
+    engine = SimpleNamespace(
+        workspace=workspace,
+        args=SimpleNamespace(workspace=str(kit)),
+        get_client_name=lambda: "hospital-a",
+        new_context=FLContext,
+        get_engine_status=dict,
+        delete_run=lambda job_id: shutil.rmtree(workspace.get_run_dir(job_id)),
+    )
+    monkeypatch.setattr("nvflare.private.fed.client.training_cmds.ClientEngineInternalSpec", SimpleNamespace)
+    agent = FedAdminAgent("hospital-a", SimpleNamespace(register_request_cb=lambda **kwargs: None), engine)
     for processor in ClientRequestProcessors.request_processors:
         agent.register_processor(processor)
     yield SimpleNamespace(kit=kit, agent=agent, umask=new)
     AuditService.the_auditor.close()
-
-
-class _Engine:
-    def __init__(self, kit):
-        self.workspace, self.args = Workspace(str(kit), "hospital-a"), SimpleNamespace(workspace=str(kit))
-
-    def get_client_name(self):
-        return "hospital-a"
-
-    def new_context(self):
-        return FLContext()
-
-    def get_engine_status(self):
-        return {}
-
-    def delete_run(self, job_id):
-        shutil.rmtree(self.workspace.get_run_dir(job_id))
 
 
 def ask(site, topic, body="", **headers):
@@ -87,8 +81,7 @@ def test_a_folder_of_the_kit_is_no_job(site, topic, job_id):
     assert "no job's id" in reply and sorted(site.kit.rglob("*")) == before
 
 
-def test_a_real_job_s_folder_is_still_deleted_on_request_and_files_are_private_from_the_start(site, monkeypatch):
-    monkeypatch.setattr("nvflare.private.fed.client.training_cmds.ClientEngineInternalSpec", _Engine)
+def test_a_real_job_s_folder_is_still_deleted_on_request_and_files_are_private_from_the_start(site):
     (site.kit / REAL).mkdir()
     assert ask(site, TrainingTopic.DELETE_RUN, **{RequestHeader.JOB_ID: REAL}) == "OK"
     assert not (site.kit / REAL).exists() and site.umask == 0o077
@@ -118,16 +111,13 @@ def test_an_app_that_would_fill_the_disk_is_not_unpacked(site, app, monkeypatch)
     """FLARE unpacks an app before it looks at its signature."""
     monkeypatch.setattr("fedtar_flare.provision.wire.MOST_BYTES", 1 << 20)
     monkeypatch.setattr("fedtar_flare.provision.wire.MOST_FILES", 10)
-    monkeypatch.setattr("nvflare.private.fed.client.training_cmds.ClientEngineInternalSpec", _Engine)
-    unpacked = []
-    monkeypatch.setattr(
-        "nvflare.private.fed.client.training_cmds.unzip_all_from_bytes", lambda data, folder: unpacked.append(data)
-    )
+    unpack = Mock()
+    monkeypatch.setattr("nvflare.private.fed.client.training_cmds.unzip_all_from_bytes", unpack)
     job = {RequestHeader.JOB_ID: REAL, RequestHeader.JOB_META: {"job_id": REAL}, RequestHeader.APP_NAME: "app"}
-    assert "refused by the site: the app" in ask(site, TrainingTopic.DEPLOY, APPS[app](), **job) and not unpacked
+    assert "refused by the site: the app" in ask(site, TrainingTopic.DEPLOY, APPS[app](), **job) and not unpack.called
     good = archive({"config/config_fed_client.json": "{}"})
     ask(site, TrainingTopic.DEPLOY, good, **job)
-    assert unpacked == [good]
+    assert unpack.call_args.args[0] == good
 
 
 @pytest.mark.parametrize("app", APPS)
@@ -144,20 +134,15 @@ def test_nor_is_a_submitted_job_at_the_server(app, monkeypatch, tmp_path):
     assert JobMetaValidator().validate("job", str(file)) == (True, "", {"name": "job"})
 
 
-def test_a_job_with_code_is_not_started_whatever_role_signed_it(tmp_path):
-    started = []
-
-    class Launcher(SupervisedProcessLauncher):
-        def get_command(self, job_meta, fl_ctx):
-            started.append(job_meta)
-            return "true"
-
+def test_a_job_with_code_is_not_started_whatever_role_signed_it(tmp_path, monkeypatch):
+    command = Mock(return_value="true")
+    monkeypatch.setattr(SupervisedProcessLauncher, "get_command", command)
     context, kit = FLContext(), make_kit(tmp_path / "hospital-a")
     context.set_prop(FLContextKey.WORKSPACE_OBJECT, Workspace(str(kit), "hospital-a"), private=True)
     for meta in ({"job_id": REAL, "byoc": True}, {"job_id": REAL, "byoc": True, "submitter_role": "super"}):
         with pytest.raises(FedTARError, match="code of its own"):
-            Launcher().launch_job(meta, context)
-    assert not started
-    Launcher(byoc=True).launch_job({"job_id": REAL, "byoc": True}, context).wait()
-    Launcher().launch_job({"job_id": REAL}, context).wait()
-    assert len(started) == 2
+            SupervisedProcessLauncher().launch_job(meta, context)
+    assert not command.called
+    SupervisedProcessLauncher(byoc=True).launch_job({"job_id": REAL, "byoc": True}, context).wait()
+    SupervisedProcessLauncher().launch_job({"job_id": REAL}, context).wait()
+    assert command.call_count == 2

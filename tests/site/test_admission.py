@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import huggingface_hub
 import pytest
 import torch
+from hospital_site import write_site_files
 from huggingface_hub import constants
 from kits import make_kit
 
@@ -56,18 +57,11 @@ def opened():
 
 
 @pytest.fixture
-def online():
-    """The hub's switch as it was, after a test that turns it."""
-    before = constants.HF_HUB_OFFLINE
-    yield
-    constants.HF_HUB_OFFLINE = before
-
-
-@pytest.fixture
-def kit(tmp_path, monkeypatch, online):
+def kit(tmp_path, monkeypatch):
     """A real hospital's kit, whose data lies in ``tmp_path/secret-archive``."""
     monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     (data := tmp_path / "secret-archive").mkdir()
     (data / "manifest.csv").write_text("patient_id,study_datetime,image,report\np,2020-01-01,gone.png,Clear.\n")
     return make_kit(tmp_path / "kit", f"source: manifest\npath: {data / 'manifest.csv'}\n")
@@ -110,17 +104,12 @@ def test_what_the_server_says_of_a_run_is_bounded_as_well(kit):
 @pytest.fixture
 def trained(tmp_path, home, monkeypatch):
     """A site of synthetic patients after its handshake, its weights, and how to write its policy."""
-    monkeypatch.setenv("FEDTAR_HOME", str(home))
-    monkeypatch.setenv("FEDTAR_SITES", str(tmp_path))
-
-    def write(policy=""):
-        (tmp_path / "site-1.yaml").write_text(f"source: synthetic\nstate_dir: {tmp_path / 'state'}\n{policy}")
-
-    write()
-    site = Hospital(tmp_path, fresh=False)
+    write_site_files(tmp_path, home, monkeypatch)
+    file, site = tmp_path / "sites" / "site-1.yaml", Hospital(tmp_path, fresh=False)
     reply, w = site.handshake()
     assert reply.status == OK
-    return site, w, write
+    plain = file.read_text()
+    return site, w, lambda policy: file.write_text(plain + policy)
 
 
 def test_a_policy_counts_from_the_next_task_on(trained, monkeypatch, tmp_path):
@@ -160,17 +149,16 @@ def test_patients_are_counted_in_the_updates_that_were_made(trained, monkeypatch
     assert (made.patients, made.skipped_updates) == (1, 1), "a skipped update hides nobody's visit"
 
 
-def test_a_job_names_a_model_and_the_site_says_where_it_is(tmp_path, home, monkeypatch, online):
+def test_a_job_names_a_model_and_the_site_says_where_it_is(tmp_path, home, monkeypatch):
     """Mapped to a folder of the site's, it is loaded from there, and no message tells the folder."""
-    folder = tmp_path / "models-of-the-hospital"
+    write_site_files(tmp_path, home, monkeypatch)
+    folder = tmp_path / "sites" / "models-of-the-hospital"
     save_weights(build_model(preset("tiny", seed=7)), folder / "model.safetensors")
     shutil.copy(asset("small", "tokenizer.json", "tokenizer"), folder)
-    monkeypatch.setenv("FEDTAR_HOME", str(home))
-    monkeypatch.setenv("FEDTAR_SITES", str(tmp_path))
-    policy = "policy: {models_from: list, models: {start: models-of-the-hospital}}"
-    (tmp_path / "site-1.yaml").write_text(f"source: synthetic\nstate_dir: {tmp_path / 'state'}\n{policy}\n")
+    with (tmp_path / "sites" / "site-1.yaml").open("a") as file:
+        file.write("policy: {models_from: list, models: {start: models-of-the-hospital}}\n")
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-    constants.HF_HUB_OFFLINE = False
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     reply, w = Hospital(tmp_path, model={"weights": "start", "tokenizer": "start"}).handshake()
     assert reply.status == OK and w
     assert reply.payload["model"]["config"]["weights"] == "start"
@@ -183,7 +171,7 @@ def test_a_job_names_a_model_and_the_site_says_where_it_is(tmp_path, home, monke
 
 
 @pytest.fixture
-def called(monkeypatch, online):
+def called(monkeypatch):
     """The machines that this process asks for; there is none."""
     names = []
 
@@ -193,7 +181,7 @@ def called(monkeypatch, online):
 
     monkeypatch.setattr(socket, "getaddrinfo", nobody)
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-    constants.HF_HUB_OFFLINE = False
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     return names
 
 
@@ -208,9 +196,10 @@ def test_a_site_calls_no_hub_unless_it_has_said_so(called, tmp_path, allowed):
     assert bool(called) is allowed
 
 
-def test_weights_that_timm_has_at_an_address_of_its_own_are_not_fetched_either(monkeypatch, online):
+def test_weights_that_timm_has_at_an_address_of_its_own_are_not_fetched_either(monkeypatch):
     import timm
 
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     stay_offline()
     monkeypatch.setattr(timm, "get_pretrained_cfg", lambda name: SimpleNamespace(hf_hub_id=None))
     monkeypatch.setattr(timm, "create_model", None)

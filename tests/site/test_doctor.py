@@ -3,9 +3,9 @@
 import json
 import re
 import socket
+import socketserver
 import ssl
 import threading
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -49,20 +49,11 @@ def listening(project):
     context.load_cert_chain(project / "server.crt", project / "server.key")
     context.verify_mode = ssl.CERT_REQUIRED
     context.set_alpn_protocols(["h2"])
-    with socket.create_server(("127.0.0.1", 0)) as plain:
-
-        def serve():
-            with suppress(OSError):  # the socket is closed at the end
-                while True:
-                    connection, _ = plain.accept()
-                    with connection, suppress(OSError):
-                        context.wrap_socket(connection, server_side=True).close()
-
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        yield plain.getsockname()[1]
-        plain.shutdown(socket.SHUT_RDWR)
-    thread.join(timeout=60)
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), socketserver.BaseRequestHandler) as serving:
+        serving.socket = context.wrap_socket(serving.socket, server_side=True)
+        threading.Thread(target=serving.serve_forever, daemon=True).start()
+        yield serving.server_address[1]
+        serving.shutdown()
 
 
 @pytest.fixture
@@ -95,7 +86,7 @@ def worst(kit, check):
 
 def test_a_healthy_kit_has_nothing_to_mend(kit):
     assert worst(kit, "approval").status == WARN, "patients, and any job within the bounds comes"
-    add_to_site_file(kit, "policy: {approval: required}")
+    add_to_site_file(kit, "policy: {approval: required, min_patients: 9, max_learning_rate: 0.01, models: {a: null}}")
     findings = diagnose(kit, time_steps=2)
     assert [f for f in findings if f.status != OK and f.check != "disk space"] == []
     assert "4 patients" in next(f.text for f in findings if f.check == "data")
@@ -177,6 +168,9 @@ FAULTS = {
     "a method that is no list": (_guards(methods="fedtar"), "site policy", FAIL),
     "a guard of an earlier release": (_guards(allowed_names=["lora"]), "site policy", FAIL),
     "a regular expression": (_guards(extra_names=["(.*)*!"]), "site policy", FAIL),
+    "a model that is not there": (_site("policy: {models: {start: /nowhere/start}}"), "job bounds", FAIL),
+    "a bound looser than the default": (_site("policy: {max_learning_rate: 0.2}"), "job bounds", WARN),
+    "no bound": (_site("policy: {max_rounds: null}"), "job bounds", WARN),
     "no audit": (_change(PRIVACY, lambda content: content.pop("components")), "audit", WARN),
     "noise without a bound": (_result_filter(PRIVACY_FILTER, 0, clip_norm=-1), "differential privacy", FAIL),
     "paused": (lambda kit: decide(state_of(kit), Participation.PAUSED), "participation", WARN),
@@ -201,22 +195,6 @@ def test_each_fault_is_found_and_has_a_cure(kit, fault):
     change, check, status = FAULTS[fault]
     change(kit)
     assert worst(kit, check).status == status
-
-
-def test_the_bounds_of_jobs_are_told_and_what_is_looser_than_need_be(kit, tmp_path):
-    file, plain = kit / "local" / "fedtar.yaml", (kit / "local" / "fedtar.yaml").read_text()
-    loose = "{min_patients: 3, max_rounds: null, models_from: hub, approval: required, max_learning_rate: 0.2}"
-    tighter = "{min_patients: 9, max_rounds: 3, max_learning_rate: 0.01, models: {a: null}}"
-    for policy, status, text in (
-        ("{}", OK, "min_patients 5, min_local_steps 4"),
-        (tighter, OK, "min_patients 9"),
-        ("{models: {start: /nowhere/start}}", FAIL, "start"),
-        (loose, WARN, "Looser than the defaults: max_learning_rate, max_rounds, min_patients, models_from"),
-    ):
-        file.write_text(plain)
-        add_to_site_file(kit, f"policy: {policy}")
-        bounds = worst(kit, "job bounds")
-        assert bounds.status == status and text in bounds.text
 
 
 def test_certificates_are_watched(kit, project):

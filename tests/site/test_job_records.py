@@ -128,18 +128,6 @@ def test_staff_sees_beforehand_that_a_job_divides_data_otherwise_and_of_whom_it_
     assert any(f"time_steps {T + 1} (so far {T})" in line for line in beyond)
 
 
-def test_each_data_set_has_a_division_of_its_own_and_a_damaged_record_stops(tmp_path):
-    one, other = {"time_steps": "2", "min_cell": "5"}, {"time_steps": "3", "min_cell": "5"}
-    fix_cells(tmp_path, "a.csv", one)
-    fix_cells(tmp_path, "b.csv", other)
-    assert not layout_conflicts(tmp_path, "a.csv", one) and not layout_conflicts(tmp_path, "c.csv", one)
-    with pytest.raises(Declined, match=r"time_steps 2 \(so far 3\)"):
-        fix_cells(tmp_path, "b.csv", one)
-    (tmp_path / CELLS).write_text("[]")
-    with pytest.raises(FedTARError):
-        fix_cells(tmp_path, "a.csv", one)
-
-
 def test_a_method_without_time_steps_keeps_to_one_smallest_cell_too(tmp_path):
     """Multiples of 5, 6, 7 and so on told the number itself."""
     executor = executor_of("fedkei", preset="tiny", data={"min_cell": 7})
@@ -159,9 +147,8 @@ def test_a_method_without_time_steps_keeps_to_one_smallest_cell_too(tmp_path):
 def test_jobs_of_tasks_that_would_differ_in_a_few_images_are_declined(tmp_path, other):
     """The sum of one job's gradients, less that of the other's, was a single patient's."""
     given = {"tasks": ["effusion", "mass=nodule"], "base": ["none"]}
-    executors = [
-        executor_of("fedkei", preset="tiny", fedkei=one) for one in (given, given | {"eta_out": 0}, given | other)
-    ]
+    jobs = given, given | {"eta_out": 0}, given | other
+    executors = [executor_of("fedkei", preset="tiny", fedkei=job) for job in jobs]
     first, same, differs = (e.strategy.cell_layout(SiteConfig(source="manifest", path=tmp_path), 2) for e in executors)
     fix_cells(tmp_path, "a.csv", first)
     assert not layout_conflicts(tmp_path, "a.csv", same) and layout_conflicts(tmp_path, "a.csv", differs)
@@ -203,6 +190,11 @@ def test_a_period_may_be_added_after_every_visit_that_was_counted_and_no_earlier
     (tmp_path / CELLS).unlink()  # released: the run that goes on does not choose, the next job does
     fix_cells(tmp_path, "a.csv", more, begins=False)
     fix_cells(tmp_path, "a.csv", PERIODS)
+    fix_cells(tmp_path, "b.csv", more)  # each data set has a division of its own
+    assert not layout_conflicts(tmp_path, "a.csv", PERIODS) and layout_conflicts(tmp_path, "b.csv", PERIODS)
+    (tmp_path / CELLS).write_text("[]")
+    with pytest.raises(FedTARError):
+        fix_cells(tmp_path, "a.csv", PERIODS)
 
 
 def test_the_newest_visit_is_not_found_by_trying_days(tmp_path):

@@ -7,35 +7,36 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from command import failing, passing
+from flare_context import task_header
 from kits import add_to_site_file, make_kit, write_radiographs
 from labelers import published
 
 from fedtar_flare.core.errors import ConfigError, ExchangeError
-from fedtar_flare.core.files import StateError, read_tensors, write_tensors, write_text
+from fedtar_flare.core.files import StateError, write_text
 from fedtar_flare.data.cells import Timeline
 from fedtar_flare.imaging.cache import computed_path, store_computed
 from fedtar_flare.imaging.pipeline import Size, entry_of, prepare
 from fedtar_flare.learning.report_labeler import import_labeler
 from fedtar_flare.protocol.messages import version
 from fedtar_flare.provision.retention import main
-from fedtar_flare.site import approval, audit, job_records
+from fedtar_flare.site import approval, job_records
 from fedtar_flare.site.accountant import Ledger, PatientLedger
 from fedtar_flare.site.admission import Declined
 from fedtar_flare.site.cohort import labeler_of_site, load_cohort
 from fedtar_flare.site.context import Site, state_of
 from fedtar_flare.site.doctor import environment
-from fedtar_flare.site.job_records import bind_run, count_answer, fix_cells, read_record
+from fedtar_flare.site.job_records import bind_run, count_answer, fix_cells
 from fedtar_flare.site.purge import plan
 from fedtar_flare.site.site_file import read_site_file
 from fedtar_flare.site.state import MOST_REPEATS, SiteState
-from fedtar_flare.testing import Hospital
 
 
 @pytest.fixture
@@ -66,6 +67,10 @@ def test_versions_are_found_by_the_task_that_names_them(state, tmp_path):
             SiteState(tmp_path, run_id, site)
     with pytest.raises(ConfigError):
         state.save("latest", {}, {})
+    (file := state.folder / "0002-01.safetensors").write_bytes(file.read_bytes()[:-1])
+    for name, word in (("0002-01", r"0002-01\.safetensors"), ("0009-01", "not found")):
+        with pytest.raises(StateError, match=word):
+            state.read(name)
 
 
 @pytest.mark.parametrize("steps", [1, 3, 5])
@@ -94,19 +99,6 @@ def test_answered_tasks_outlive_the_process_and_the_last_place_counts(state, tmp
     file.write_text("[]")
     with pytest.raises(StateError, match=r"tasks\.json"):
         state.answered()
-
-
-def test_bits_survive_shared_memory_is_copied_and_damage_is_an_error_that_names_the_file(tmp_path):
-    base, path = torch.randn(4, 4), tmp_path / "x.safetensors"
-    sent = {"a": base, "b": base, "c": base.t(), "d": base.bfloat16()}
-    write_tensors(path, sent, {"n": [1, None]})
-    tensors, info = read_tensors(path)
-    assert all(torch.equal(tensors[name], value) for name, value in sent.items()) and info == {"n": [1, None]}
-    assert tensors["d"].dtype == torch.bfloat16
-    path.write_bytes(path.read_bytes()[:-30])
-    for file, word in ((path, r"x\.safetensors"), (tmp_path / "y.safetensors", "not found")):
-        with pytest.raises(StateError, match=word):
-            read_tensors(file)
 
 
 def test_a_process_killed_while_it_writes_leaves_the_version_before_and_every_entry_of_its_ledgers(tmp_path):
@@ -156,29 +148,13 @@ def test_of_two_processes_that_are_asked_at_once_one_answers(tmp_path):
         process.join()
 
 
-YEAR, DIGEST = 366 * 86400, "ab" * 32  # so many days are another year on any day
+DIGEST = "ab" * 32
 LAYOUT = {"time_steps": "2", "timeline": "visits", "min_cell": "5", "score": "test"}
 
 
-def move_clock(monkeypatch, seconds):
-    now, utc = time.time, time.gmtime
-    monkeypatch.setattr(time, "time", lambda: now() + seconds)
-    monkeypatch.setattr(time, "gmtime", lambda at=None: utc(now() + seconds if at is None else at))
-
-    class Moved(datetime):
-        @classmethod
-        def now(cls, tz=None):
-            return cls.fromtimestamp(time.time(), tz)
-
-    monkeypatch.setattr(job_records, "datetime", Moved)
-
-
-@pytest.mark.parametrize("moved", [-YEAR, YEAR])
-def test_a_moved_clock_resets_nothing_and_nothing_is_asked_again(tmp_path, monkeypatch, moved):
-    monkeypatch.setenv("FEDTAR_HOME", str(tmp_path))
-    site, state = Site.outside_of_jobs(tmp_path, simulated="north"), SiteState(tmp_path / "state", "run", "north")
-    header = Hospital(tmp_path, name="north").header("run", 1, 1, after="0000-00")
-    records, before = tmp_path / "records", time.strftime("%Y", time.gmtime())
+@pytest.mark.parametrize("days", [-366, 366])
+def test_a_clock_a_year_off_resets_nothing_and_nothing_is_asked_again(tmp_path, monkeypatch, days):
+    state, records = SiteState(tmp_path / "state", "run", "north"), tmp_path / "records"
     for _ in range(MOST_REPEATS):
         state.add_answered("train", version(1, 1))
     assert state.may_answer("scores", "weights")
@@ -188,29 +164,23 @@ def test_a_moved_clock_resets_nothing_and_nothing_is_asked_again(tmp_path, monke
     count_answer(records, "data", 1)
     fix_cells(records, "data", LAYOUT)
     approval.approve(records, DIGEST, "job")
-    audit.write(site, "job", {"task": "train"})
-    accounts = {file: file.read_bytes() for file in records.rglob("*.json")}
 
-    move_clock(monkeypatch, moved)
-    assert time.strftime("%Y", time.gmtime()) != before and approval.is_approved(records, DIGEST)
+    moved = datetime.now() + timedelta(days)
+    monkeypatch.setattr(time, "time", moved.timestamp)
+    monkeypatch.setattr(time, "gmtime", moved.utctimetuple)
+    monkeypatch.setattr(job_records, "datetime", SimpleNamespace(now=lambda: moved))
     again = SiteState(tmp_path / "state", "run", "north")
-    with pytest.raises(ExchangeError):
-        again.check_quota("train", header)
-    assert again.may_answer("scores", "weights") and not again.may_answer("scores", "other weights")
-    assert Ledger(records / "ledger.json").spent(1e-5).releases == 1
-    assert PatientLedger(records / "patients.json").spent("run") > 0
     for refused in (
+        lambda: again.check_quota("train", task_header()),
         lambda: count_answer(records, "data", 1),
         lambda: fix_cells(records, "data", LAYOUT | {"min_cell": "6"}),
         lambda: bind_run(records, "job", "another", ""),
     ):
         with pytest.raises((Declined, ExchangeError)):
             refused()
-    assert {file: file.read_bytes() for file in records.rglob("*.json")} == accounts
-    audit.write(site, "job", {"task": "train"})
-    (file,) = audit.audit_files(site.records)
-    assert audit.verify(file).lines == 2 and not audit.verify(file).problem
-    assert read_record(records / job_records.RUNS) == {"job": "run"}
+    assert again.may_answer("scores", "weights") and not again.may_answer("scores", "other weights")
+    assert Ledger(records / "ledger.json").spent(1e-5).releases == 1
+    assert PatientLedger(records / "patients.json").spent("run") > 0 and approval.is_approved(records, DIGEST)
 
 
 RUNS = ("20260101-000000-aaaa", "20260202-000000-bbbb")
