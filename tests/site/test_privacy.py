@@ -2,8 +2,6 @@
 
 import json
 import math
-import multiprocessing
-from functools import partial
 
 import numpy as np
 import pytest
@@ -16,11 +14,10 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from scipy import integrate, stats
 
 from fedtar_flare.core.errors import ConfigError, FedTARError
-from fedtar_flare.core.files import locked
 from fedtar_flare.protocol.contract import Field
 from fedtar_flare.protocol.exchange import euclidean_norm, lowered, padded, sent_shapes
 from fedtar_flare.protocol.messages import ABSTAIN, ERROR, OK
-from fedtar_flare.site.accountant import Ledger, composed_mu, delta_of, epsilon_of
+from fedtar_flare.site.accountant import Ledger, delta_of, epsilon_of
 from fedtar_flare.site.context import state_of
 from fedtar_flare.site.guard import OutboundGuard
 from fedtar_flare.site.privacy import GaussianPrivacy
@@ -163,9 +160,7 @@ def test_what_is_not_covered_does_not_leave(tmp_path):
 
 
 def test_bad_settings_fail_when_built():
-    wrong = {
-        "clip_norm": 0, "delta": 1.0, "max_epsilon": float("inf"), "closing_noise_multiplier": -0.1, "epsilon": 1.0,
-    }  # fmt: skip
+    wrong = {"clip_norm": 0, "delta": 1.0, "max_epsilon": math.inf, "closing_noise_multiplier": -0.1, "epsilon": 1.0}
     for name, value in wrong.items():
         with pytest.raises(ConfigError, match=name):
             GaussianPrivacy(**{name: value})
@@ -219,31 +214,11 @@ def test_delta_is_the_hockey_stick_divergence_of_two_gaussians(epsilon, mu):
     assert delta_of(epsilon, mu) == pytest.approx(integral, rel=1e-6, abs=1e-14)
 
 
-@given(st.floats(0.01, 30.0), st.floats(1e-12, 0.2))
+@given(st.floats(1e-9, 200.0), st.floats(1e-12, 0.2))
 def test_epsilon_is_the_smallest_that_keeps_delta(mu, delta):
     epsilon = epsilon_of(mu, delta)
-    assert delta_of(epsilon, mu) <= delta
+    assert math.isfinite(epsilon) and delta_of(epsilon, mu) <= delta
     assert epsilon == 0 or delta_of(epsilon * (1 - 1e-6), mu) > delta * (1 - 1e-9)
-
-
-def test_a_weak_release_and_a_far_tail_are_finite():
-    assert epsilon_of(1e-9, 1e-5) == 0.0
-    assert 0 < epsilon_of(200.0, 1e-12) < 200**2
-    with pytest.raises(ConfigError):
-        epsilon_of(1.0, 0.0)
-
-
-@pytest.mark.filterwarnings("ignore:divide by zero")
-@pytest.mark.parametrize("releases", [{2.0: 1}, {1.0: 20}, {0.7: 3, 4.0: 50}, {10.0: 500}])
-def test_epsilon_agrees_with_opacus(releases):
-    """Opacus's Renyi accountant is an upper bound, its PRV accountant a numerical estimate of the same number."""
-    accountants = pytest.importorskip("opacus.accountants")
-    renyi, prv = accountants.RDPAccountant(), accountants.PRVAccountant()
-    renyi.history = prv.history = [(z, 1.0, count) for z, count in releases.items()]
-    ours = epsilon_of(composed_mu(releases), 1e-5)
-    fine = [1 + x / 10.0 for x in range(1, 1000)]
-    assert ours < renyi.get_epsilon(1e-5, alphas=fine) < 1.2 * ours
-    assert prv.get_epsilon(1e-5, eps_error=0.01) == pytest.approx(ours, abs=0.02)
 
 
 RUNS = ([], {"a": []}, *({"a": {z: n}} for z, n in (("2.0", -5), ("nan", 1), ("0", 1), ("2.0", 1.5), ("2.0", True))))
@@ -257,19 +232,3 @@ def test_a_damaged_ledger_is_never_a_fresh_budget(tmp_path, content):
     file.write_text(content)
     with pytest.raises(FedTARError, match="cannot be read"):
         Ledger(file)
-
-
-def _spend(file, count):
-    for _ in range(count):
-        with locked(file):
-            Ledger(file).add("run", 1.0)
-
-
-def test_two_jobs_at_once_lose_no_release(tmp_path):
-    file, fork = tmp_path / "privacy_ledger.json", multiprocessing.get_context("fork")
-    processes = [fork.Process(target=partial(_spend, file, 50)) for _ in range(3)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-    assert Ledger(file).spent(1e-5).releases == 150
