@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from batches import noise, rows
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from fedtar_flare.imaging.batch import ImageBatch, PriorBatch
 from fedtar_flare.models.config import ModelConfig, preset
@@ -27,71 +29,61 @@ def template(turn: str, image: str, end: str, assistant: str = "assistant") -> s
 
 def tokenizer_of(special: dict[str, str], marks: list[str], words: list[str] | None = None, **named: Any) -> Any:
     """``marks`` are special, but only those of ``special`` and ``named`` are registered as such; ``words`` are not."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import AddedToken, PreTrainedTokenizerFast
-
     text = Tokenizer(models.BPE())
     text.pre_tokenizer, text.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     firsts, letters = [*special.values()][:3], sorted(pre_tokenizers.ByteLevel.alphabet())
     kept = {"special_tokens": firsts, "initial_alphabet": letters, "min_frequency": 2, "show_progress": False}
     text.train_from_iterator(["There is no pleural effusion."] * 2, trainers.BpeTrainer(vocab_size=300, **kept))
-    text.add_special_tokens([AddedToken(mark, special=True, normalized=False) for mark in marks])
-    text.add_tokens([AddedToken(word, special=False, normalized=False) for word in words or ()])
-    return PreTrainedTokenizerFast(tokenizer_object=text, **special, **named)
+    text.add_special_tokens([transformers.AddedToken(mark, special=True, normalized=False) for mark in marks])
+    text.add_tokens([transformers.AddedToken(word, special=False, normalized=False) for word in words or ()])
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=text, **special, **named)
 
 
 def write_qwen(folder: Path) -> Path:
     """A Qwen2-VL: the shipped configuration and processor."""
-    from transformers import AutoConfig
-
-    _saved(AutoConfig.from_pretrained(TINY), folder)
+    _saved(transformers.AutoConfig.from_pretrained(TINY), folder)
     return Path(shutil.copytree(TINY, folder, dirs_exist_ok=True))
 
 
 def write_gemma(folder: Path, width: int = WIDTH) -> Path:
     """A Gemma 3, whose turns end with a mark that is not the tokenizer's end token."""
-    from transformers import Gemma3Config, Gemma3ImageProcessor, Gemma3Processor
-
     ends = {"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"}
     turns = ["<start_of_turn>", "<end_of_turn>"]
     tokenizer = tokenizer_of(ends, [*GEMMA.values(), *turns], ["[multimodal]"], extra_special_tokens=GEMMA)
     chat = "{{ bos_token }}" + template("<start_of_turn>ROLE\n", "<start_of_image>", "<end_of_turn>\n", "model")
-    pixels = Gemma3ImageProcessor(size={"height": SIZE, "width": SIZE})
-    Gemma3Processor(pixels, tokenizer, chat, image_seq_length=4).save_pretrained(folder)
+    pixels = transformers.Gemma3ImageProcessor(size={"height": SIZE, "width": SIZE})
+    transformers.Gemma3Processor(pixels, tokenizer, chat, image_seq_length=4).save_pretrained(folder)
     names = ("boi_token_index", "eoi_token_index", "image_token_index")
     ids = dict(zip(names, tokenizer.convert_tokens_to_ids(list(GEMMA.values())), strict=True))
     text = _sizes(width) | {"vocab_size": len(tokenizer), "head_dim": width // 4}
     parts = {"text_config": text, "vision_config": _vision(width)}
-    config = Gemma3Config(mm_tokens_per_image=4, image_token_id=ids[names[2]], **parts, **ids)
+    config = transformers.Gemma3Config(mm_tokens_per_image=4, image_token_id=ids[names[2]], **parts, **ids)
     return _saved(config, folder, tokenizer, "<eos>", "<end_of_turn>")
 
 
 def write_paligemma(folder: Path) -> Path:
     """A PaliGemma, whose processor makes labels and token types of its own; its template is a user's."""
-    from transformers import PaliGemmaConfig, PaliGemmaProcessor, SiglipImageProcessor
-
     tokenizer = tokenizer_of({"bos_token": "<bos>", "eos_token": "<eos>", "pad_token": "<pad>"}, ["<image>"])
-    pixels = SiglipImageProcessor(size={"height": SIZE, "width": SIZE})
+    pixels = transformers.SiglipImageProcessor(size={"height": SIZE, "width": SIZE})
     pixels.image_seq_length = 16
-    PaliGemmaProcessor(pixels, tokenizer, template("", "<image>", "")).save_pretrained(folder)
+    transformers.PaliGemmaProcessor(pixels, tokenizer, template("", "<image>", "")).save_pretrained(folder)
     text = _sizes() | {"vocab_size": len(tokenizer), "head_dim": 8, "model_type": "gemma", "num_key_value_heads": 1}
     vision = _vision() | {"model_type": "siglip_vision_model", "projection_dim": WIDTH, "vision_use_head": False}
     image = tokenizer.convert_tokens_to_ids("<image>")
     sizes = {"projection_dim": WIDTH, "hidden_size": WIDTH, "vocab_size": len(tokenizer), "image_token_index": image}
-    return _saved(PaliGemmaConfig(text_config=text, vision_config=vision, **sizes), folder, tokenizer, "<eos>")
+    config = transformers.PaliGemmaConfig(text_config=text, vision_config=vision, **sizes)
+    return _saved(config, folder, tokenizer, "<eos>")
 
 
 def write_mllama(folder: Path) -> Path:
     """A Llama 3.2 Vision, which reads images by cross-attention, and most of whose marks are not registered."""
-    from transformers import MllamaConfig, MllamaImageProcessor, MllamaProcessor
-
     ends = {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>", "pad_token": "<|finetune_right_pad_id|>"}
     others = ["<|end_of_text|>", "<|eom_id|>", "<|start_header_id|>", "<|end_header_id|>", "<|python_tag|>"]
     tokenizer = tokenizer_of(ends, [*others, "<|image|>"])
     turn = "<|start_header_id|>ROLE<|end_header_id|>\n\n"
     chat = "{{ bos_token }}" + template(turn, "<|image|>", "<|eot_id|>")
-    pixels = MllamaImageProcessor(size={"height": SIZE, "width": SIZE}, max_image_tiles=2)
-    MllamaProcessor(pixels, tokenizer, chat).save_pretrained(folder)
+    pixels = transformers.MllamaImageProcessor(size={"height": SIZE, "width": SIZE}, max_image_tiles=2)
+    transformers.MllamaProcessor(pixels, tokenizer, chat).save_pretrained(folder)
     marks = dict(zip(("bos", "eos", "pad"), tokenizer.convert_tokens_to_ids(list(ends.values())), strict=True))
     ids = {f"{name}_token_id": i for name, i in marks.items()}
     image = tokenizer.convert_tokens_to_ids("<|image|>")  # published ones have it after the vocabulary of the output
@@ -101,24 +93,22 @@ def write_mllama(folder: Path) -> Path:
         "attention_heads": 4, "image_size": SIZE, "patch_size": 14, "max_num_tiles": 2, "vision_output_dim": 2 * WIDTH,
         "intermediate_layers_indices": [0], "supported_aspect_ratios": [[1, 1], [1, 2], [2, 1]],
     }  # fmt: skip
-    config = MllamaConfig(vision_config=vision, text_config=text, image_token_index=image)
+    config = transformers.MllamaConfig(vision_config=vision, text_config=text, image_token_index=image)
     return _saved(config, folder, tokenizer, *others[:2], "<|eot_id|>")
 
 
 def write_llava(folder: Path, **processing: Any) -> Path:
     """A LLaVA 1.5, whose template has no end mark."""
-    from transformers import CLIPImageProcessor, LlavaConfig, LlavaProcessor
-
     ends = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
     tokenizer = tokenizer_of(ends, ["<unk>", "<image>"])
-    pixels = CLIPImageProcessor(size={"shortest_edge": SIZE}, crop_size={"height": SIZE, "width": SIZE})
+    pixels = transformers.CLIPImageProcessor(size={"shortest_edge": SIZE}, crop_size={"height": SIZE, "width": SIZE})
     sizes = {"patch_size": 14, "num_additional_image_tokens": 1, "vision_feature_select_strategy": "default"}
     chat = template("ROLE: ", "<image>\n", " ", "ASSISTANT").rstrip()
-    LlavaProcessor(pixels, tokenizer, chat_template=chat, **sizes | processing).save_pretrained(folder)
+    transformers.LlavaProcessor(pixels, tokenizer, chat_template=chat, **sizes | processing).save_pretrained(folder)
     text = _sizes() | {"vocab_size": len(tokenizer), "model_type": "llama"}
     vision = _vision() | {"patch_size": 14, "model_type": "clip_vision_model"}
-    image = tokenizer.convert_tokens_to_ids("<image>")
-    config = LlavaConfig(text_config=text, vision_config=vision, image_token_index=image, vision_feature_layer=-1)
+    parts = {"text_config": text, "vision_config": vision, "vision_feature_layer": -1}
+    config = transformers.LlavaConfig(image_token_index=tokenizer.convert_tokens_to_ids("<image>"), **parts)
     return _saved(config, folder, tokenizer, "</s>")
 
 
@@ -133,11 +123,9 @@ def _vision(width: int = WIDTH) -> dict[str, Any]:
 
 
 def _saved(config: Any, folder: Path, tokenizer: Any = None, *ends: str) -> Path:
-    from transformers import AutoModelForImageTextToText
-
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = AutoModelForImageTextToText.from_config(config)
+        model = transformers.AutoModelForImageTextToText.from_config(config)
         for name, value in model.named_parameters():
             # of zeros, a Gemma or a Llama would see nothing
             if name.endswith(("mm_input_projection_weight", "_attn_gate", "_mlp_gate")):

@@ -10,6 +10,7 @@ from peft import PeftModel
 from safetensors.torch import load_file, save
 from tables import cases
 from torch import nn
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from fedtar_flare.core.errors import ConfigError, ExchangeError
 from fedtar_flare.models.adapters.kinds import add_adapter, add_like, replace_conv1d
@@ -34,8 +35,6 @@ class Generator(nn.Module):
     """nn.Linear, Conv1D and tied weights in one plain module."""
 
     def __init__(self):
-        from transformers import GPT2Config, GPT2LMHeadModel
-
         super().__init__()
         self.encoder = nn.ModuleDict({"mix": nn.Linear(6, 8), "keep": nn.Linear(8, 8)})
         sizes = {"vocab_size": 13, "n_positions": 8, "n_embd": 8, "n_layer": 1, "n_head": 2}

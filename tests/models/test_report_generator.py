@@ -9,6 +9,7 @@ from batches import greedy, noise, rows, whole
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tiny_models import write_llama
+from tokenizers import Tokenizer, models
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.imaging.batch import ImageBatch, PriorBatch
@@ -32,13 +33,17 @@ def plain():
     return build_model(CONFIG)
 
 
+def sharpened(model, factor):
+    """With a decoder sharper than an untrained one, so that reports differ and end."""
+    with torch.no_grad():
+        for parameter in model.decoder.parameters():
+            parameter.mul_(factor)
+    return model
+
+
 @pytest.fixture(scope="module")
 def model():
-    model = build_model(CONFIG)
-    with torch.no_grad():  # sharper than an untrained decoder, so that reports differ and end
-        for parameter in model.decoder.parameters():
-            parameter.mul_(6.0)
-    return model
+    return sharpened(build_model(CONFIG), 6.0)
 
 
 def losses(model, batch):
@@ -125,8 +130,6 @@ def test_a_long_report_is_cut_and_has_no_end():
 
 
 def test_a_file_without_special_tokens_or_no_json_is_refused(tmp_path):
-    from tokenizers import Tokenizer, models
-
     Tokenizer(models.BPE()).save(str(tmp_path / "bare.json"))
     with pytest.raises(ConfigError, match="lacks the special token <bos>"):
         ReportTokenizer.load(tmp_path / "bare.json", 8)
@@ -136,22 +139,18 @@ def test_a_file_without_special_tokens_or_no_json_is_refused(tmp_path):
 
 
 KINDS = ("gpt2", "transformer", "r2gen", "prefix")
-TWO_REPORTS = ["lungs are clear", "nodule of 7 mm in the right upper lobe, new"]
 
 
 @pytest.fixture(scope="module")
-def model_of(tmp_path_factory):
-    """Sharper models than untrained ones, so that texts differ; the image before words, with prompts behind it."""
+def model_of(folder):
+    """Models by their decoder; the image before words, with prompts behind it."""
 
     def make(kind):
-        folder = {"decoder_name": str(write_llama(tmp_path_factory.mktemp("llama")))} if kind == "prefix" else {}
-        model = build_model(preset("tiny", decoder=kind, max_length=20, **folder))
-        with torch.no_grad():
-            for parameter in model.decoder.parameters():
-                parameter.mul_(3.0)
-            if kind == "prefix":
-                extend(model, {"labeler": "synthetic", "slices": 4, "seed": 0, **PROMPTS["paper"]})
-                model.diagnosis.embeddings.normal_(0, 2, generator=torch.Generator().manual_seed(3))
+        named = {"decoder_name": str(folder)} if kind == "prefix" else {}
+        model = sharpened(build_model(preset("tiny", decoder=kind, max_length=20, **named)), 3.0)
+        if kind == "prefix":
+            extend(model, {"labeler": "synthetic", "slices": 4, "seed": 0, **PROMPTS["paper"]})
+            torch.nn.init.normal_(model.diagnosis.embeddings, 0, 2, torch.Generator().manual_seed(3))
         return model
 
     return make
@@ -218,13 +217,12 @@ def test_no_word_sees_those_after_it(model_of, kind):
 def test_shapes_padding_and_gradients_of_every_part(kind):
     config = preset("tiny", decoder=kind)
     model = build_model(config).train()
-    ids, labels = build_tokenizer(config).batch(TWO_REPORTS)
-    batch = noise(2, there=(4, 2))
-    memory, mask = model.memory(batch, model.encoded(batch))
+    ids, labels = build_tokenizer(config).batch(REPORTS[:2])
+    memory, mask = model.memory(batch(), model.encoded(batch()))
     assert memory.shape == (2, 8, 32) and model.decode(memory, mask, ids)[0].shape[:2] == ids.shape
-    fewer = ImageBatch(batch.images[1:, :2], batch.position_mm[1:, :2], batch.slice_mask[1:, :2])
+    fewer = ImageBatch(batch().images[1:, :2], batch().position_mm[1:, :2], batch().slice_mask[1:, :2])
     torch.testing.assert_close(model.encode(fewer)[0][0], memory[1, :4])  # padded slices change nothing
-    model(batch, ids, labels).mean().backward()
+    model(batch(), ids, labels).mean().backward()
     names = {n: p for n, p in model.named_parameters() if not n.startswith("encoder.")}
     assert not [name for name, parameter in names.items() if parameter.grad is None or not parameter.grad.any()]
     assert any(name.startswith("image_layers.") for name in names) == (kind != "gpt2")
