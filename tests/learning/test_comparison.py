@@ -7,7 +7,7 @@ import learners
 import numpy as np
 import pytest
 import torch
-from batches import noise
+from batches import noise, normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,10 +30,6 @@ READER = labeler("synthetic")
 NONE, NEW, INCREASED, DECREASED, UNCHANGED, RESOLVED, UNCERTAIN = range(len(CHANGES))
 COMPARED = UNCERTAIN
 DAYS = torch.tensor([10.0, 20.0, 30.0])
-
-
-def normal(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def branch_of(seed=0):
@@ -169,10 +165,9 @@ def test_nothing_is_claimed_where_no_visit_before_is_shown(model):
 
 def test_a_report_before_fixes_the_levels_that_it_states_and_those_of_the_image_beside_it_do_not_count(model):
     branch, i = model.diagnosis, FINDINGS.index("effusion_left")
+    seen = seen_of(model, image_before=(0, 1, 2), reports=[EFFUSION, "The lungs are clear.", None])
     with torch.no_grad():
-        _, together, _ = branch.likelihoods(
-            seen_of(model, image_before=(0, 1, 2), reports=[EFFUSION, "The lungs are clear.", None])
-        )
+        _, together, _ = branch.likelihoods(seen)
     before = together.exp().sum((-2, -1))
     torch.testing.assert_close(before[0, i], torch.tensor([0.0, 1, 0, 0]))
     assert (before[:2].argmax(-1) > 0).sum() == 1 and (before[2].max(-1).values < 0.999).any()

@@ -32,10 +32,8 @@ def test_what_each_report_adds_makes_up_the_sites_scores():
     """Scores from rows, by which suites test, are those of the registry."""
     texts = [EFFUSION, "There is a large left pleural effusion, increased.", "There is a cavity.", "Clear lungs."]
     changes = [("effusion_left", "decreased")]
-    samples = [
-        sample(i, texts[-i % 3], ("effusion_left", "cavity")[: i % 2 + 1], changes, patient=f"p{i // 3}")
-        for i in range(12)
-    ]
+    shown = [("effusion_left", "cavity")[: i % 2 + 1] for i in range(12)]
+    samples = [sample(i, texts[-i % 3], shown[i], changes, patient=f"p{i // 3}") for i in range(12)]
     drafts = [texts[i * 5 % 4] for i in range(12)]
     rows = report_rows(samples, drafts, [1.0] * 12, personal=True)
     rows = [row | {"site": "a", "when": "end"} for row in rows]
@@ -60,13 +58,9 @@ def test_known_new_and_stated_findings_apart():
         "known": {"effusion_left": {"n": 4, "recall": 0.5}},  # two reports name it, too few for its precision
         "new": {"cavity": {"n": 4, "recall": 0.25}},
     }
-    assert finding_scores(reports(samples, texts, 2))["known"] == {
-        "effusion_left": {"n": 4, "recall": 0.5, "named": 2, "precision": 1.0}
-    }
+    half = {"n": 4, "recall": 0.5, "named": 2, "precision": 1.0}
+    assert finding_scores(reports(samples, texts, 2))["known"] == {"effusion_left": half}
     assert finding_scores(reports(samples, texts, 1))["known"]["cardiomegaly"] == {"n": 0, "named": 2, "precision": 0.0}
     assert finding_scores(reports(samples, texts, 5)) == {"known": {}, "new": {}}
     real = [sample(i, findings=None) for i in range(4)]
-    assert finding_scores(reports(real, texts, 1))["stated"] == {
-        "Cardiomegaly": {"n": 4, "recall": 0.5, "named": 2, "precision": 1.0},
-        "Pleural_effusion": {"n": 4, "recall": 0.5, "named": 2, "precision": 1.0},
-    }
+    assert finding_scores(reports(real, texts, 1))["stated"] == {"Cardiomegaly": half, "Pleural_effusion": half}

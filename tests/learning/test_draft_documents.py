@@ -8,26 +8,22 @@ import learners
 import numpy as np
 import pytest
 import torch
-from batches import noise
 from make_dicom import put, slice_dataset
 from pydicom import dcmread
 from pydicom.data import get_charset_files
 from refused import refused
 
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.imaging.batch import PriorBatch
 from fedtar_flare.learning import draft_documents
 from fedtar_flare.learning.comparison import CHANGES
 from fedtar_flare.learning.draft_documents import diagnostic_report, structured_report
 from fedtar_flare.learning.drafting import Draft
 from fedtar_flare.learning.findings import ReadFinding
-from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.site_diagnosis import DiagnosisConfig
 from fedtar_flare.learning.study import study_of
 from fedtar_flare.methods.fedtar.config import PatientConfig
 from fedtar_flare.methods.fedtar.learner import PatientLearner
 
-pytest.importorskip("highdicom", reason="of the extra 'sr'")
 TEXT = "Erguss ≥ 3 cm, größer; 肺に結節。 Очаг, 결절."
 DRAFT = Draft(TEXT, "run", 1, "model", False, created="2024-01-31T12:00:00+00:00")
 EXAMPLES = [ds for ds in map(dcmread, get_charset_files("*.dcm")) if ds.get("PatientName")]
@@ -66,14 +62,11 @@ def test_gb_2312_is_read_and_letters_of_no_set_are_refused(tmp_path):
             write(DRAFT, path)
 
 
-def test_a_date_that_is_none_is_refused(tmp_path):
+def test_headers_that_are_broken_or_name_no_study_are_refused(tmp_path):
     path = image(tmp_path)
     path.write_bytes(path.read_bytes().replace(b"20240131", b"20241399"))
     with refused("unreadable"):
         structured_report(DRAFT, path)
-
-
-def test_headers_that_are_broken_or_name_no_study_are_refused(tmp_path):
     path = image(tmp_path, StudyInstanceUID=None)
     assert diagnostic_report(DRAFT, path)
     with refused("unreadable"):
@@ -104,9 +97,8 @@ def test_a_structured_report_gives_each_finding_with_its_parts_and_certainties(t
     structured_report(replace(DRAFT, findings=READ), path).save_as(file := BytesIO(), enforce_file_format=True)
     written = dcmread(BytesIO(file.getvalue())).ContentSequence
     assert written[1].TextValue == TEXT
-    assert {(item.RelationshipType, item.ConceptNameCodeSequence[0].CodeValue) for item in written[2:]} == {
-        ("CONTAINS", "121071")
-    }
+    kinds = {(item.RelationshipType, item.ConceptNameCodeSequence[0].CodeValue) for item in written[2:]}
+    assert kinds == {("CONTAINS", "121071")}
 
     def sure(percent):
         return {("HAS PROPERTIES", "111012"): ((float(percent), "%"), {})}
@@ -129,9 +121,8 @@ def test_a_diagnostic_report_contains_each_finding_by_the_rules_of_r4(tmp_path):
     for observation, read in zip(contained, READ, strict=True):
         assert not {"contained", "meta", "text"} & observation.keys(), "dom-2, dom-4, dom-5"
         assert observation["status"] == "preliminary" and observation["subject"] == resource["subject"]
-        assert set(observation) <= {
-            "resourceType", "id", "status", "category", "code", "subject", "valueCodeableConcept", "component"
-        }  # fmt: skip
+        fields = "resourceType id status category code subject valueCodeableConcept component"
+        assert set(observation) <= {*fields.split()}
         codes = [observation["code"], *(part["code"] for part in observation["component"])]
         assert len({str(code) for code in codes}) == len(codes), "obs-7"
         values = {}
@@ -142,9 +133,7 @@ def test_a_diagnostic_report_contains_each_finding_by_the_rules_of_r4(tmp_path):
         known = {"side": read.side, "degree": read.degree, "change": read.change}
         known |= {f"certainty of {part}": value for part, value in read.certainty.items()}
         assert values == {name: value for name, value in known.items() if value is not None}
-    assert [code.get("coding", [{}])[0].get("code") for code in (of["code"] for of in contained)] == [
-        "60046008", None, None
-    ]  # fmt: skip
+    assert [of["code"].get("coding", [{}])[0].get("code") for of in contained] == ["60046008", None, None]
 
 
 def test_the_codes_are_those_of_dicom_s_own_tables_where_these_have_them():
@@ -172,24 +161,15 @@ READ = (
 )
 
 
-@pytest.fixture(scope="module")
-def learner(cohort_of):
-    """One whose head has random weights."""
+def test_a_draft_comes_with_what_its_prompts_tell_after_one_pass_through_the_encoder(cohort_of, monkeypatch):
+    """Of a head with random weights."""
     diagnosis, patient = DiagnosisConfig(labeler="synthetic", certain=0.3), PatientConfig(enabled=False)
     learner = learners.learner_of(cohort_of("image"), PatientLearner, patient=patient, diagnosis=diagnosis)
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in learner.generator.diagnosis.head.parameters():
             parameter.copy_(2 * torch.randn(parameter.shape, generator=generator))
-    return learner
-
-
-def followed_up(learner):
-    return next(sample for sample in learner.cohort.samples("train") if sample.prior is not None)
-
-
-def test_a_draft_comes_with_what_its_prompts_tell_after_one_pass_through_the_encoder(learner, monkeypatch):
-    sample = followed_up(learner)
+    sample = next(sample for sample in learner.cohort.samples("train") if sample.prior is not None)
     images = learner.images([sample])
     [text], passes = learner.generate([sample], images), []
     tokens = learner._frozen.tokens
@@ -208,16 +188,8 @@ def test_a_draft_comes_with_what_its_prompts_tell_after_one_pass_through_the_enc
             assert read.certainty["presence"] == round(reading.presence[0, i].item(), 2)
             assert read.certainty["change"] == round(reading.certainty[0, i].item(), 2) >= 0.3 or change == "uncertain"
             assert (read.certainty["degree"] is None) == (level == 0)
-
-
-def test_without_a_visit_before_no_change_is_claimed_and_without_a_branch_nothing_is_read(learner, cohort_of):
-    sample = followed_up(learner)
-    alone = learner.images([sample], prior=False)
     hidden = learner.images([sample])
-    hidden.prior = PriorBatch(torch.tensor([9.0]), noise(size=learners.MODEL.image_size, count=1))
     hidden.prior.images.slice_mask[:] = False
-    for images in (alone, hidden):
-        findings = learner.read_findings(sample, images, "")
-        assert findings and {(f.change, f.certainty["change"], f.slices[1]) for f in findings} == {(None, None, None)}
-    plain = learners.learner_of(cohort_of("report+image"), ReportLearner)
-    assert plain.write(sample, plain.images([sample]))[1] is None
+    for nothing_before in (learner.images([sample], prior=False), hidden):
+        alone = learner.read_findings(sample, nothing_before, "")
+        assert {(read.change, read.certainty["change"], read.slices[1]) for read in alone} == {(None, None, None)}

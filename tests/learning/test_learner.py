@@ -1,6 +1,7 @@
-"""The learner by itself: equal to a loop written by hand, its hooks, skipped updates, rows of an evaluation."""
+"""The learner by itself: equal to a loop written by hand, its hooks, skipped updates, rows; and the warm start's."""
 
 import json
+import re
 from contextlib import nullcontext
 from copy import copy
 from functools import partial
@@ -13,9 +14,11 @@ from learners import MODEL
 
 from fedtar_flare.core.errors import DataError
 from fedtar_flare.imaging.batch import collate
+from fedtar_flare.imaging.cache import Prepared
 from fedtar_flare.imaging.pipeline import prepare
 from fedtar_flare.learning.evaluation import report_texts, write_report_scores
 from fedtar_flare.learning.learner import ReportLearner
+from fedtar_flare.learning.pretraining import PretrainingConfig, pretrain, write_reports
 from fedtar_flare.learning.training import require_finite
 from fedtar_flare.methods.drfa import DRFALearner
 from fedtar_flare.methods.fedmrg import learner as fedmrg
@@ -28,7 +31,9 @@ from fedtar_flare.metrics.language import LanguageStatistics
 from fedtar_flare.models import report_generator
 from fedtar_flare.models.adapters.lora import add_lora, shared_parameters, shared_state
 from fedtar_flare.models.build import build_model, build_tokenizer
+from fedtar_flare.models.config import preset
 from fedtar_flare.models.report_generator import report_loss
+from fedtar_flare.models.weights import model_tensors
 
 
 def by_hand(cohort, prepared, *, personal):
@@ -48,9 +53,7 @@ def by_hand(cohort, prepared, *, personal):
     for _ in range(3):
         order = order or torch.randperm(len(samples), generator=generator).tolist()
         chosen, order = [samples[i] for i in order[:4]], order[4:]
-        for parameter in model.parameters():
-            parameter.grad = None
-        for parameter in groups[-1]:
+        for parameter in (*model.parameters(), *groups[-1]):
             parameter.grad = None
         images = collate([prepare(s.visit, MODEL, prepared) for s in chosen])
         adapt = nullcontext()
@@ -62,9 +65,8 @@ def by_hand(cohort, prepared, *, personal):
         loss = losses_of.sum() / len(chosen)
         loss.backward()
         losses.append(loss.item())
-        for group in groups:
+        for group, optimizer in zip(groups, optimizers, strict=True):
             torch.nn.utils.clip_grad_norm_(group, 1.0)
-        for optimizer in optimizers:
             optimizer.step()
     end = shared_state(model)
     return {name: end[name] - start[name] for name in start}, losses, patient.state_dict() if patient else {}
@@ -219,3 +221,36 @@ def test_a_task_makes_as_many_updates_as_fit_and_they_are_those_of_a_shorter_tas
     assert given.updates == whole.updates == made and given.skipped_updates == 0
     assert all(torch.equal(given.update[name], value) for name, value in whole.update.items())
     assert (given.patients, given.loss) == (whole.patients, whole.loss)
+
+
+CONFIG = preset("tiny")
+REPORTS = ["the lung is dark", "a bright nodule"] * 6
+
+
+def pictures():
+    rng, positions = np.random.default_rng(0), np.arange(4, dtype=np.float32) * 20
+    noise = [rng.integers(level - 30, level + 30, (4, 3, 32, 32)).astype(np.uint8) for level in (40, 200) * 6]
+    return [Prepared(slices, positions) for slices in noise]
+
+
+def warm_started(**settings):
+    model, seen = build_model(CONFIG), []
+    config = PretrainingConfig(batch_size=4, **settings)
+    pretrain(model, build_tokenizer(CONFIG), pictures(), REPORTS, config, say=seen.append)
+    return model, seen
+
+
+def test_the_warm_start_learns_to_tell_pictures_apart():
+    model, seen = warm_started(steps=100, lr=4e-3)
+    said = [re.match(r"step (\d+)/100, loss ([0-9.]+), ", line).groups() for line in seen]
+    assert [step for step, *_ in said] == ["25", "50", "75", "100"]
+    assert float(said[3][1]) < float(said[0][1])
+    assert write_reports(model, build_tokenizer(CONFIG), pictures()) == REPORTS
+
+
+def test_the_same_settings_of_a_warm_start_give_the_same_bits():
+    before = torch.random.get_rng_state()
+    first, second, other = (model_tensors(warm_started(steps=3, seed=seed)[0]) for seed in (0, 0, 1))
+    assert all(torch.equal(first[k], second[k]) for k in first)
+    assert not all(torch.equal(first[k], other[k]) for k in first)
+    assert torch.equal(before, torch.random.get_rng_state())

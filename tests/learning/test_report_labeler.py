@@ -68,17 +68,15 @@ def configure(file, **settings):
     (file.parent / "config.json").write_text(json.dumps({"model_type": "bert", **settings}))
 
 
+BIAS = "module.linear_heads.3.bias"
 REFUSED = {
     "code": (lambda file: torch.save({"a": Code()}, file), r"needs \S*Code to be run"),
     "pointer": (lambda file: file.write_text("version https://git-lfs.github.com/spec/v1\n"), "git lfs pull"),
     "cut short": (lambda file: file.write_bytes(file.read_bytes()[:4000]), "cut short"),
     "no state dict": (lambda file: torch.save([torch.ones(1)], file), "state dict"),
     "not tensors": (lambda file: torch.save({"linear_heads.0.weight": 3}, file), "does not fit|state dict"),
-    "another width": (
-        lambda file: changed(file, lambda s: s.update({"module.linear_heads.3.bias": torch.ones(5)})),
-        r"linear_heads\.3\.bias",
-    ),
-    "not finite": (lambda file: changed(file, lambda s: s["module.linear_heads.3.bias"].fill_(np.nan)), "not finite"),
+    "another width": (lambda file: changed(file, lambda s: s.update({BIAS: torch.ones(5)})), r"linear_heads\.3\.bias"),
+    "not finite": (lambda file: changed(file, lambda s: s[BIAS].fill_(np.nan)), "not finite"),
     "no tokenizer": (lambda file: [one.unlink() for one in file.parent.glob("[tv]*")], "no tokenizer.json"),
     "another tokenizer": (lambda file: configure(file, vocab_size=3), "10 tokens of the tokenizer"),
     "too deep": (lambda file: configure(file, num_hidden_layers=200000000), "200000000 layers"),

@@ -248,9 +248,8 @@ def test_a_model_that_was_taught_a_canary_s_phrase_shows_it_and_no_other_does(co
     made = canaries(cohort, "run", 3, build_tokenizer(MODEL), tmp_path)
     taught = {made[0].visit.patient_id, cohort.samples("train", 1)[0].visit.patient_id}
     model, training = MODEL.replace(max_length=32), {"local_steps": 40, "batch_size": 1, "lr": 1e-2}
-    learner = learner_of(
-        training_on(cohort.with_samples([*cohort.samples(None), made[0]]), taught), model=model, **training
-    )
+    with_one = cohort.with_samples([*cohort.samples(None), made[0]])
+    learner = learner_of(training_on(with_one, taught), model=model, **training)
     assert len({len(learner.tokenizer.encode(canary.visit.report)) for canary in made}) == 1
     assert 0 < sum(exposure(learner, canary, True) for canary in made) / 3 < 5, "about 1.4 by chance"
     learner.train(1, 0)
