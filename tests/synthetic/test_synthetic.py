@@ -1,6 +1,11 @@
+"""Synthetic patients: their courses and reports, what lies on disk, DICOM files and phantoms."""
+
+import itertools
 import json
+from collections import Counter
 from datetime import datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import DEFAULT, Mock, patch
 
 import numpy as np
@@ -10,16 +15,109 @@ from command import loaded_by
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refused import refused
+from tables import cases
 
 from fedtar_flare.core.errors import ConfigError
-from fedtar_flare.data.cells import Timeline, synthetic_key
-from fedtar_flare.synthetic import build, cohort
+from fedtar_flare.data.cells import Timeline, split_of, synthetic_key
+from fedtar_flare.synthetic import build, cohort, course
 from fedtar_flare.synthetic.cohort import TRUTH, synthetic_cohort
-from fedtar_flare.synthetic.course import CohortOptions
+from fedtar_flare.synthetic.course import CohortOptions, change_step, plan_patient
 from fedtar_flare.synthetic.dicom_writer import LOWEST_HU, write_ct_series
 from fedtar_flare.synthetic.phantom import Scanner, draw_anatomy, render
-from fedtar_flare.synthetic.reading import changes_in, findings_in
-from fedtar_flare.synthetic.vocabulary import FINDINGS, NEW_FINDINGS, kind_of, side_of
+from fedtar_flare.synthetic.reading import changes_in, findings_in, planted_changes
+from fedtar_flare.synthetic.reports import GENERIC, STYLES, State, wording_of, write_report
+from fedtar_flare.synthetic.vocabulary import FINDINGS, KNOWN_FINDINGS, NEW_FINDINGS, kind_of, side_of
+
+
+def plan(number, site="site-1", style=1, time_steps=4, seed=0, alignment="visit", **options):
+    half_years = tuple(course.FIRST_DAY + timedelta(days=180 * k) for k in range(1, time_steps))
+    timeline = Timeline(time_steps, alignment, half_years if alignment == "period" else ())
+    return plan_patient(site, style, number, timeline=timeline, seed=seed, options=CohortOptions(**options))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 500), st.integers(0, 10**6), st.integers(1, 6), st.sampled_from(["visit", "period"]), st.booleans()
+)
+def test_a_plan_is_repeatable_and_consistent(number, seed, time_steps, alignment, untidy):
+    patient, again = (plan(number, "s", 1, time_steps, seed, alignment, untidy=float(untidy)) for _ in range(2))
+    assert patient == again
+    moments = [visit.acquired for visit in patient.visits]
+    assert moments == sorted(set(moments)) and 1 <= len(moments) <= time_steps
+    before: dict[str, int] = {}
+    for i, visit in enumerate(patient.visits):
+        assert 1 <= visit.time_step <= time_steps
+        assert set(visit.findings) <= set(FINDINGS)
+        assert len(visit.findings.keys() & set(KNOWN_FINDINGS)) <= course.MOST_FINDINGS
+        assert len(visit.findings.keys() & set(NEW_FINDINGS)) <= course.MOST_NEW
+        for name, state in visit.findings.items():
+            if i == 0 or name not in before:
+                assert state.change == ("new" if i else "first")
+            else:
+                signs = {"larger": 1, "smaller": -1, "stable": 0}
+                assert np.sign(state.size - before[name]) == signs[state.change]
+        assert set(visit.resolved) == set(before) - set(visit.findings)
+        before = {name: state.size for name, state in visit.findings.items()}
+
+
+def test_identifiers_give_the_planned_splits_and_say_nothing_about_time():
+    patients = [plan(number, site="s") for number in range(40)]
+    splits = [split_of(p.patient_id, synthetic_key(0, "s")) for p in patients]
+    assert Counter(splits) == {"train": 28, "validation": 4, "test": 8}
+    assert set(splits[:3]) == {"train", "validation", "test"}
+    assert len({p.patient_id for p in patients}) == 40
+    names = [[v.visit_id for v in p.visits] for p in patients if len(p.visits) > 2]
+    assert any(visits != sorted(visits) for visits in names)
+
+
+def test_each_kind_of_drift_changes_one_thing_from_its_step_on():
+    steps, numbers = range(1, 7), range(150)
+    begin = {"late": [None, 2, 3, 3, 4, 5], "early": [None, 2, 2, 2, 2, 2], "none": [None] * 6}
+    assert {c: [change_step(CohortOptions(change=c), t) for t in steps] for c in begin} == begin
+    begins = {"change_step": 3, "change_group": "everyone"}
+    shares = {"template": [0, 0, 1, 1, 1, 1], "gradual": [0, 0, 0.25, 0.5, 0.75, 1], "reverted": [0, 0, 1, 1, 0, 0]}
+    control = [plan(n, time_steps=6, change="none") for n in numbers]
+    for change in ("template", "gradual", "reverted", "scanner", "none"):
+        options = CohortOptions(change=change, **begins)
+        assert [course.wording_share(options, t, 6) for t in steps] == shares.get(change, [0] * 6)
+        assert [plan(n, time_steps=6, change=change, **begins) for n in numbers] == control
+    spreads = [plan(n, site="site-2", style=2, time_steps=6, change="epidemic", **begins) for n in numbers]
+    visits = [visit for patient in spreads for visit in patient.visits]
+    share = [np.mean(["cavity" in v.findings for v in visits if v.time_step == t]) for t in steps]
+    assert max(share[:2]) < 0.05 and min(share[2:]) > 0.15, "rare, then common, where a style hardly ever has it too"
+
+
+WORDINGS = [*itertools.chain(*STYLES), GENERIC]
+MIXED = [wording_of(style, share, 0.5) for style in range(2, 7) for share in (0.0, 1.0)]
+STATES = st.builds(State, st.integers(1, 3), st.sampled_from(["first", "new", "larger", "smaller", "stable"]))
+
+
+@settings(max_examples=250, deadline=None)
+@given(
+    wording=st.sampled_from(WORDINGS + MIXED),
+    findings=st.dictionaries(st.sampled_from(FINDINGS), STATES),
+    gone=st.sets(st.sampled_from(FINDINGS)),
+    follow_up=st.booleans(),
+    older=st.booleans(),
+)
+def test_reads_the_truth_back_in_every_style(wording, findings, gone, follow_up, older):
+    resolved = [name for name in FINDINGS if name in gone and name not in findings]
+    report = write_report(wording, findings, resolved=resolved, follow_up=follow_up, older=older)
+    assert findings_in(report) == findings.keys()
+    assert findings_in(report.lower()) == findings.keys()
+    if follow_up:
+        planted = planted_changes(SimpleNamespace(findings=findings, resolved=resolved))
+        assert changes_in(report) == planted and len(planted) >= len(resolved)
+
+
+@pytest.mark.parametrize(("text", "expected"), cases(__file__, "sentences.yaml"))
+def test_plain_sentences(text, expected):
+    assert findings_in(text) == {*expected}
+
+
+@pytest.mark.parametrize("text", ["EMPHYSEMA: none.", "There is no new emphysema"])
+def test_what_is_absent_has_not_changed(text):
+    assert findings_in(text) == set() and changes_in(text) == frozenset()
 
 
 def make(folder, site="site-1", patients=4, time_steps=2, seed=0, alignment="visit", prior="none", **more):
@@ -32,28 +130,18 @@ def cohort_truth(cohort):
     return json.loads((cohort.patients[0].visits[0].image.parents[3] / TRUTH).read_text())
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("synthetic")
-
-
-@pytest.fixture(scope="module")
-def site(folder):
-    return make(folder)
-
-
 def header_of(visit):
     return pydicom.dcmread(sorted(visit.image.iterdir())[0], stop_before_pixels=True)
 
 
-def test_series_reports_and_truth_on_disk(site):
-    assert site.key == synthetic_key(0, "site-1") and site.modality == "ct"
-    assert all(sum(counts) for counts in site.counts().values())  # every split, with four patients
-    truth = cohort_truth(site)
+def test_series_reports_and_truth_on_disk(cohort):
+    assert cohort.key == synthetic_key(0, "site-1") and cohort.modality == "ct"
+    assert all(sum(counts) for counts in cohort.counts().values())  # every split
+    truth = cohort_truth(cohort)
     assert (truth["site"], truth["seed"], truth["time_steps"]) == ("site-1", 0, 2)
     assert truth["effects"]["change_step"] == 2 and truth["effects"]["reporting_style"] == 1
     entries = {entry["patient_id"]: entry for entry in truth["patients"]}
-    for patient in site.patients:
+    for patient in cohort.patients:
         entry = entries[patient.patient_id]
         assert entry["sex"] == patient.sex
         for t, (visit, planted) in enumerate(zip(patient.visits, entry["visits"], strict=True), 1):
@@ -69,15 +157,16 @@ def test_series_reports_and_truth_on_disk(site):
         assert len({header_of(visit).StudyInstanceUID for visit in patient.visits}) == len(patient.visits)
 
 
-def test_the_second_call_reads_the_same_and_loads_no_heavy_library(site, folder, monkeypatch):
+def test_the_second_call_reads_the_same_and_loads_no_heavy_library(cohort, home, monkeypatch):
+    folder = home / "synthetic"
     monkeypatch.setattr(build, "build_cohort", lambda *_: pytest.fail("made again"))
-    assert make(folder).patients == site.patients
-    assert make(folder, prior="report").samples("train", 2)[0].prior is not None
+    assert make(folder, patients=16).patients == cohort.patients
+    assert make(folder, patients=16, prior="report").samples("train", 2)[0].prior is not None
     program = f"""
 from pathlib import Path
 from fedtar_flare.data.cells import Timeline
 from fedtar_flare.synthetic.cohort import synthetic_cohort
-synthetic_cohort("site-1", folder=Path({str(folder)!r}), patients=4, timeline=Timeline(2), seed=0)
+synthetic_cohort("site-1", folder=Path({str(folder)!r}), patients=16, timeline=Timeline(2), seed=0)
 """
     assert loaded_by(program, "pydicom", "monai", "torch", "scipy") == []
 
@@ -95,11 +184,11 @@ def test_other_settings_and_other_code_make_other_cohorts(tmp_path, monkeypatch)
 def test_a_half_written_cohort_is_never_used(tmp_path):
     interrupted = Mock(wraps=build.write_ct_series, side_effect=[DEFAULT, KeyboardInterrupt])
     with patch.object(build, "write_ct_series", interrupted), pytest.raises(KeyboardInterrupt):
-        make(tmp_path)
+        make(tmp_path, patients=2)
     with pytest.raises(ConfigError):
         make(tmp_path, patients=0)
     assert not [*tmp_path.iterdir()]
-    assert len(make(tmp_path).patients) == 4
+    assert len(make(tmp_path, patients=2).patients) == 2
 
 
 def planned(tmp_path, patients=8, **options):
@@ -185,21 +274,17 @@ def test_against_the_tables_of_the_standard(tmp_path):
 
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10**6), shape=st.tuples(st.integers(1, 4), st.integers(1, 9), st.integers(1, 9)))
-def test_hounsfield_units_round_trip_exactly(tmp_path_factory, seed, shape):
+def test_pydicom_reads_back_values_places_and_one_series(tmp_path_factory, seed, shape):
     hu = volume(seed, shape)
-    files = write(tmp_path_factory.mktemp("ct"), hu)
-    images = [pydicom.dcmread(path) for path in files]
+    images = [pydicom.dcmread(path) for path in write(tmp_path_factory.mktemp("ct"), hu)]
     back = np.stack([im.pixel_array.astype(int) * int(im.RescaleSlope) + int(im.RescaleIntercept) for im in images])
     np.testing.assert_array_equal(back, hu)
-
-
-def test_geometry_and_identity(tmp_path):
-    images = [pydicom.dcmread(path) for path in write(tmp_path)]
+    z, y, x = (np.array(shape) - 1) / -2 * SPACING
     positions = np.array([im.ImagePositionPatient for im in images], float)
-    np.testing.assert_allclose(positions, [[-2 * 4.25, -2.5 * 4.5, z] for z in (-10.5, 0, 10.5)])
+    np.testing.assert_allclose(positions, [[x, y, z + SPACING[0] * k] for k in range(shape[0])], atol=1e-4)
     for shared in ("StudyInstanceUID", "SeriesInstanceUID", "FrameOfReferenceUID"):
         assert len({im[shared].value for im in images}) == 1
-    assert len({im.SOPInstanceUID for im in images}) == 3 and all(im.SOPInstanceUID.is_valid for im in images)
+    assert len({im.SOPInstanceUID for im in images}) == len(hu) and all(im.SOPInstanceUID.is_valid for im in images)
 
 
 def test_other_content_has_other_identifiers(tmp_path):
