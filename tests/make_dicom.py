@@ -81,16 +81,22 @@ def name_of(i: int, slices: int = 12) -> str:
 
 
 def put(**values) -> Edit:
-    """An edit that sets attributes; None deletes one."""
+    """An edit that sets attributes; None leaves one out."""
 
     def edit(ds, i=0):
         for keyword, value in values.items():
             if value is None:
-                delattr(ds, keyword)
+                ds.pop(keyword, None)
             else:
                 setattr(ds, keyword, value)
 
     return edit
+
+
+def of(**values) -> Dataset:
+    """A dataset of these attributes."""
+    put(**values)(ds := Dataset())
+    return ds
 
 
 def only(at: int, edit: Edit) -> Edit:
@@ -161,14 +167,23 @@ ENCODERS = {
 }
 
 
-def compress(ds: Dataset, syntax: str) -> None:
-    """Compress the pixels, 16 bits each, in place."""
+def encode(ds: Dataset, syntax: str) -> None:
+    """Put the pixels, 16 bits each, into a transfer syntax, in place."""
     if syntax == uids.RLELossless:
         ds.compress(syntax, generate_instance_uid=False)
         return
-    ds.PixelData = encapsulate([ENCODERS[syntax](np.frombuffer(ds.PixelData, "<u2").reshape(ds.Rows, ds.Columns))])
-    ds["PixelData"].VR, ds["PixelData"].is_undefined_length = "OB", True
+    values = np.frombuffer(ds.PixelData, "<u2").reshape(ds.Rows, ds.Columns)
+    if syntax in ENCODERS:
+        ds.PixelData = encapsulate([ENCODERS[syntax](values)])
+        ds["PixelData"].VR, ds["PixelData"].is_undefined_length = "OB", True
+    elif syntax == uids.ExplicitVRBigEndian:
+        ds.PixelData = values.astype(">u2").tobytes()
     ds.file_meta.TransferSyntaxUID = syntax
+
+
+def encoded(syntax: str) -> Edit:
+    """An edit that puts the pixels into a transfer syntax."""
+    return lambda ds, i=0: encode(ds, syntax)
 
 
 def trunk(slices=30, size=64):

@@ -10,9 +10,15 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from make_dicom import put
-from pydicom.dataset import Dataset, FileMetaDataset
+from make_dicom import of, put
+from pydicom.dataset import FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian, generate_uid
+
+from fedtar_flare.curation.archive import Index, index_folder
+from fedtar_flare.curation.archive_files import File
+from fedtar_flare.curation.archive_reports import join_reports
+from fedtar_flare.curation.documents import Identifier
+from fedtar_flare.data.sources.manifest import write_rows
 
 TEXT = "Größere Ergüsse bds.\n- Neu: Knoten 3 mm."
 Resource = dict[str, Any]
@@ -70,11 +76,6 @@ def oru(
     return f"{head}PID|1||{patient}^^^urn:mrn^MR\r{order}{uid}{''.join(texts)}"
 
 
-def of(**values):
-    put(**values)(ds := Dataset())
-    return ds
-
-
 def code(meaning, value="1", scheme="L"):
     return [of(CodeValue=value, CodingSchemeDesignator=scheme, CodeMeaning=meaning)]
 
@@ -124,17 +125,28 @@ def note(number: str, patient: str, day: str, text: str) -> str:
     return f'{number},{patient},{day},44814641,,"{text}"'
 
 
+def file(uid: str, n: int, patient: Identifier, order: Identifier, day: str, **more: Any) -> File:
+    """What is read of one file of an archive's study."""
+    fields = {"path": f"{uid}/{n}.dcm", "in_zip": False, "kind": "ct", "patient": patient, "study": uid,
+              "order": order, "date": day, "time": "", "birth_date": "", "age": "", "sex": "", "view": "",
+              "sop": f"{uid}.{n}", "others": frozenset(), "rejects": frozenset()}  # fmt: skip
+    return File(**fields | more)
+
+
+def indexed(files: Iterable[File], reports: Path) -> Index:
+    """The studies of an archive with their reports of a table beside it."""
+    files = [file._replace(path=f"{reports.parent}/{file.path}") for file in files]
+    with patch("fedtar_flare.curation.archive.all_headers", return_value=(files, [], {})):
+        join_reports(index := index_folder(reports.parent), reports)
+    return index
+
+
 def joined(source: Path, studies: Iterable[tuple[str, str, str, str]], lost: list[str] | None = None) -> dict[str, str]:
     """The reports of studies (patient, number, UID, day) by UID, from documents, or from a table of reports.
 
     ``lost`` gets the files of one document that gave neither a row nor a problem.
     """
-    from fedtar_flare.curation.archive import index_folder
-    from fedtar_flare.curation.archive_files import File
-    from fedtar_flare.curation.archive_reports import join_reports
-    from fedtar_flare.curation.documents import Identifier
     from fedtar_flare.curation.report_sources import collect
-    from fedtar_flare.data.sources.manifest import write_rows
 
     if source.is_dir():
         rows, problems, _ = collect(source)
@@ -146,13 +158,5 @@ def joined(source: Path, studies: Iterable[tuple[str, str, str, str]], lost: lis
         if not rows:
             return {}
         write_rows(source, rows)
-    fields = {"in_zip": False, "kind": "ct", "time": "", "birth_date": "", "age": "", "sex": "", "view": "",
-              "others": frozenset(), "rejects": frozenset()}  # fmt: skip
-    files = [
-        File(path=f"{source.parent}/archive/{uid}/1.dcm", patient=Identifier(patient, "urn:mrn"),
-             order=Identifier(number), study=uid, date=day, sop=f"{uid}.1", **fields)
-        for patient, number, uid, day in studies
-    ]  # fmt: skip
-    with patch("fedtar_flare.curation.archive.all_headers", return_value=(files, [], {})):
-        join_reports(index := index_folder(source.parent), source)
-    return {study.uid: study.report for study in index.studies if study.report}
+    files = [file(uid, 1, Identifier(owner, "urn:mrn"), Identifier(number), day) for owner, number, uid, day in studies]
+    return {study.uid: study.report for study in indexed(files, source).studies if study.report}

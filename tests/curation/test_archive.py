@@ -4,18 +4,15 @@ import csv
 import gzip
 import json
 import os
-import random
 import re
-import zipfile
+import shutil
 from datetime import datetime
 from pathlib import Path
 
 import numpy as np
 import pytest
 from command import fedtar_here
-from make_dicom import chest, put, slice_dataset, write_radiograph, write_series
-from pydicom.dataset import Dataset
-from pydicom.sequence import Sequence
+from make_dicom import chest, of, put, slice_dataset, write_radiograph, write_series
 from refused import refused
 from tables import cases
 
@@ -28,18 +25,14 @@ from fedtar_flare.imaging.readers.ct import read_ct
 
 def study(folder: Path, patient="P", uid="1.2.1", prefix="", slices=9, series="1", **tags):
     """A CT study of one series; tags set to None are left out."""
-    hu = chest(slices) + np.int16(len(uid))
+    usual = {"PatientID": patient, "StudyInstanceUID": uid, "SeriesInstanceUID": f"{uid}.{series}"}
+    usual |= {"StudyDate": "20200131", "StudyTime": "101500", "AccessionNumber": "A1"}
 
     def edit(ds, i):
-        ds.PatientID, ds.StudyInstanceUID, ds.SeriesInstanceUID = patient, uid, f"{uid}.{series}"
         ds.SOPInstanceUID = ds.file_meta.MediaStorageSOPInstanceUID = f"{uid}.{series}.{i + 1}"
-        for keyword, value in {"StudyDate": "20200131", "StudyTime": "101500", "AccessionNumber": "A1", **tags}.items():
-            if value is None:
-                ds.pop(keyword, None)
-            else:
-                setattr(ds, keyword, value)
+        put(**usual | tags)(ds)
 
-    return write_series(folder, hu, edit=edit, prefix=prefix)
+    return write_series(folder, chest(slices) + np.int16(len(uid)), edit=edit, prefix=prefix)
 
 
 def radiograph(path: Path, **tags):
@@ -67,28 +60,19 @@ def rows_of(index, manifest):
 def test_a_manifest_that_reads_back_as_patients(tmp_path):
     hu = study(tmp_path / "x" / "deep" / "er", "P", "1.2.1", PatientAge="061Y", PatientSex="F", StudyTime="101500.25")
     study(tmp_path / "y", "P", "1.2.22", StudyDate="19000101", AccessionNumber="A2", PatientSex="F")
-    study(tmp_path / "z", "Q", "1.2.333", AccessionNumber="A3", PatientBirthDate="19500131")
+    study(tmp_path / "z", "Q", "1.2.333", StudyDate="20100131", AccessionNumber="A3", PatientBirthDate="19500131")
     rows = 'A1;"Effusion;\nleft."', "A2;Clear.", "A3;Clear.", "A9;Spare."
     reports = table(tmp_path / "r.csv", "AccessionNumber;Report", *rows)
     index = index_folder(tmp_path)
     join_reports(index, reports)
     assert (index.spare, index.dicom, index.files) == (1, 27, 28)
     rows = rows_of(index, tmp_path / "out" / "manifest.csv")
-    assert rows[0]["study_datetime"].startswith("1900-01-01")
+    assert [row["study_datetime"][:4] for row in rows] == ["1900", "2010", "2020"], "never in the order of identifiers"
     one, two = sorted(read_manifest(tmp_path / "out").patients(), key=lambda p: p.patient_id)
     assert [v.acquired for v in one.visits] == [datetime(1900, 1, 1, 10, 15), datetime(2020, 1, 31, 10, 15)]
     assert one.visits[1].report == "Effusion;\nleft." and one.visits[1].age == 61 and one.sex == "F"
-    assert two.visits[0].age == pytest.approx(70, abs=0.01) and two.sex is None
+    assert two.visits[0].age == pytest.approx(60, abs=0.01) and two.sex is None
     assert np.array_equal(read_ct(one.visits[1].image).hu, hu)
-
-
-def test_the_order_of_rows_follows_dates_never_identifiers(tmp_path):
-    names = random.Random(1).sample([f"P{n}" for n in range(8)], 8)
-    for n, name in enumerate(names):
-        study(tmp_path / name, name, f"1.2.{8 - n}", StudyDate=f"20200{n + 1}15", slices=2)
-        (tmp_path / name / "report.txt").write_text("Clear.")
-    rows = rows_of(indexed(tmp_path), tmp_path / "m.csv")
-    assert [row["patient_id"] for row in rows] == names
 
 
 def test_studies_in_one_folder_are_left_out_or_linked(tmp_path):
@@ -174,22 +158,18 @@ def test_folders_that_are_not_looked_into_are_named(tmp_path):
 
 def test_compressed_slices_are_named_with_their_folder(tmp_path):
     study(tmp_path / "d" / "open")
+    (tmp_path / "d" / "open" / "5.dcm.gz").write_bytes(gzip.compress(b"DICM"))  # among others: counted by itself
     study(tmp_path / "d" / "packed", "Q", "1.2.2", slices=2)
     packed = tmp_path / "d" / "packed"
     for file in [*packed.iterdir()]:
         Path(file.rename(f"{file}.gz")).write_bytes(gzip.compress(b"DICM"))
     words = re.escape(f"{packed}: 2 compressed file(s), which are not read: unpack them ('gunzip'")
     index = index_folder(tmp_path / "d")
-    assert index.rejected() == {"no-dicom": 1} and re.match(words, str(index.problems[0]))
+    assert index.rejected() == {"no-dicom": 1, "unreadable": 1}
+    assert any(re.match(words, str(problem)) for problem in index.problems)
     for read in (index_folder, read_ct):
         with refused("no-dicom", match=words):
             read(packed)
-
-
-def test_a_packed_slice_among_others_is_counted_once(tmp_path):
-    study(tmp_path / "s", slices=4)
-    (tmp_path / "s" / "5.dcm.gz").write_bytes(gzip.compress(b"DICM"))
-    assert index_folder(tmp_path).rejected() == {"unreadable": 1}
 
 
 def test_two_people_under_one_id(tmp_path):
@@ -212,24 +192,16 @@ def test_radiographs_the_frontal_one(tmp_path):
 
 
 def test_a_zip_is_one_study(tmp_path):
-    hu = study(tmp_path / "s")
-    study(tmp_path / "t", uid="1.2.5")
+    def packed(folder, name):
+        shutil.make_archive(str(tmp_path / "out" / name), "zip", tmp_path / folder)
+        return index_folder(tmp_path / "out")
 
-    def pack(name, *folders):
-        with zipfile.ZipFile(tmp_path / "out" / name, "w") as archive:
-            for folder in folders:
-                for file in folder.iterdir():
-                    archive.write(file, f"{folder.name}/{file.name}")
-
-    (tmp_path / "out").mkdir()
-    pack("one.zip", tmp_path / "s")
-    index = index_folder(tmp_path / "out")
-    assert np.array_equal(read_ct(index.studies[0].image).hu, hu)
-    pack("one.zip", tmp_path / "s", tmp_path / "t")
-    assert index_folder(tmp_path / "out").rejected() == {"shared-folder": 2}
-    with zipfile.ZipFile(tmp_path / "out" / "outer.zip", "w") as archive:
-        archive.write(tmp_path / "out" / "one.zip", "s/one.zip")
-    assert index_folder(tmp_path / "out").rejected() == {"shared-folder": 2, "no-dicom": 1}
+    hu = study(tmp_path / "in" / "s")
+    assert np.array_equal(read_ct(packed("in", "one").studies[0].image).hu, hu)
+    study(tmp_path / "in" / "t", uid="1.2.5")
+    assert packed("in", "one").rejected() == {"shared-folder": 2}
+    shutil.copytree(tmp_path / "out", tmp_path / "within")
+    assert packed("within", "outer").rejected() == {"shared-folder": 2, "no-dicom": 1}
 
 
 @pytest.mark.parametrize("head, rows, report, reason", CASES["tables"])
@@ -278,8 +250,7 @@ def test_two_files_of_one_name_that_differ_in_case_are_two_reports(tmp_path):
     study(tmp_path / "s")
     for name, text in (("report.txt", "Clear."), ("Report.TXT", "Effusion.")):
         (tmp_path / "s" / name).write_text(text)
-    index = index_folder(tmp_path)
-    join_reports(index, None)
+    index = indexed(tmp_path)
     assert not index.studies and index.rejected() == {"ambiguous-report": 1}
 
 
@@ -291,12 +262,10 @@ def test_a_report_under_an_accession_number_of_two_patients_is_left_out(tmp_path
     (tmp_path / "texts").mkdir()
     for folder in (tmp_path / "texts", tmp_path / "d"):
         (folder / "A1.txt").write_text("Yes.")
-    index = index_folder(tmp_path / "d")
-    join_reports(index, {"table": reports, "folder": tmp_path / "texts", "beside": None}[how])
+    index = indexed(tmp_path / "d", {"table": reports, "folder": tmp_path / "texts", "beside": None}[how])
     assert index.rejected() == {"ambiguous-accession-number": 2} and not index.studies
-    index = index_folder(tmp_path / "d")
-    head = "accession_number,patient_id,report"
-    join_reports(index, table(tmp_path / "r.csv", head, "A1,P,Yes.", "A1,Q,No."))
+    told = table(tmp_path / "r.csv", "accession_number,patient_id,report", "A1,P,Yes.", "A1,Q,No.")
+    index = indexed(tmp_path / "d", told)
     assert {s.patient_id: s.report for s in index.studies} == {"P": "Yes.", "Q": "No."}
 
 
@@ -305,10 +274,10 @@ def test_an_accession_number_counts_with_its_issuer(tmp_path, studies, reports, 
     """Two archives and their reports, in HL7, as a hospital joins them: nobody takes another's report."""
     pytest.importorskip("hl7", reason="of the extra 'pacs'")
     for n, names in enumerate(studies, 1):
-        issuer = Dataset()
-        issuer.LocalNamespaceEntityID, issuer.UniversalEntityID = names or ("", "")
-        named = {"IssuerOfAccessionNumberSequence": Sequence([issuer])} if names else {}
-        study(tmp_path / "d" / f"archive{n}", "P", f"1.2.{n}", slices=2, StudyDate=f"2020010{n}", **named)
+        name, number = names or ("", "")
+        issuer = [of(LocalNamespaceEntityID=name, UniversalEntityID=number)] if names else None
+        tags = {"StudyDate": f"2020010{n}", "IssuerOfAccessionNumberSequence": issuer}
+        study(tmp_path / "d" / f"archive{n}", "P", f"1.2.{n}", slices=2, **tags)
     study(tmp_path / "d" / "more", "Q", "1.2.9", slices=2, AccessionNumber="A9")
     head = "MSH|^~\\&|||||2024||ORU^R01|1|P|2.5\rPID|||{}\rOBR|1|{}|||||||||||||||||||20240131||RAD|F\r"
     head += "OBX|1|TX|||{}||||||F\r"

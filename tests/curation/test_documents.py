@@ -3,15 +3,15 @@
 import csv
 import json
 from dataclasses import replace
-from itertools import chain, count, permutations
+from itertools import count, permutations
 from pathlib import Path
 
 import pytest
 from command import fedtar_here
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from make_dicom import put
-from make_documents import TEXT, item, of, oru, sr, text_sr
+from make_dicom import of, put
+from make_documents import TEXT, item, oru, sr, text_sr
 from pydicom.data import get_testdata_file
 from pydicom.uid import generate_uid
 from tables import cases
@@ -54,14 +54,6 @@ def test_one_rule_decides_in_whatever_order_documents_come(case):
     documents = [stated(**one) for one in documents]
     for order in (documents, documents[::-1]):
         assert outcome(*order) == (sorted(texts), sorted(reasons))
-
-
-def test_a_table_of_reports_keeps_the_same_rule(tmp_path):
-    rows = ["1.2.1,No effusion.", "1.2.2,nan", "1.2.3,<NA>", "1.2.4,<b>No</b> effusion"]
-    (tmp_path / "r.csv").write_text("\n".join(["study_instance_uid,report", *rows]))
-    reports = reports_of_table(tmp_path / "r.csv", problems := [])
-    assert [report.content for report in chain.from_iterable(reports.values())] == ["No effusion."]
-    assert [problem.reason for problem in problems] == ["is-html"]
 
 
 NUMBERS = st.sampled_from([Identifier(n, i) for n in ("", "1", "2") for i in ("", "X", "Y") if n or not i])

@@ -21,7 +21,7 @@ from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.curation import partition
 from fedtar_flare.curation.check import check
 from fedtar_flare.curation.page import STAYS, bin_edges, data_page, histogram
-from fedtar_flare.curation.partition import by_dirichlet, by_institution, by_random, partition_source
+from fedtar_flare.curation.partition import by_dirichlet, by_random, partition_source
 from fedtar_flare.data.cells import Timeline
 from fedtar_flare.data.cohort import Patient, Visit
 from fedtar_flare.data.sources import read_source
@@ -71,17 +71,6 @@ def test_clusters_put_like_reports_together():
     assert Counter(clusters.values())[0] == 20 and clusters["p0"] == 0  # the largest comes first
     with refused("too-few-texts"):
         partition.report_clusters(patients, 5, seed=0)
-
-
-def test_institutions():
-    patients = cohort(4)
-    names = {"p0": "San Raffaele, Milan", "p1": "St. Mary's", "p2": "St. Mary's"}
-    assert [*by_institution(patients, names).values()] == ["san-raffaele-milan", "st-mary-s", "st-mary-s", "unknown"]
-    with pytest.raises(ConfigError, match="no institutions"):
-        by_institution(patients, {})
-    with pytest.raises(ConfigError, match="would both be the site 'a-b'"):
-        by_institution(patients, {"p0": "A B", "p1": "a-b"})
-    assert partition.site_name("  ") == partition.site_name("北京") == "unknown"
 
 
 @pytest.mark.parametrize("settings, wrong", cases(__file__, "partition.yaml"))
@@ -149,14 +138,22 @@ def test_labels_of_ones_own(manifest, tmp_path):
         partition_source("manifest", manifest, tmp_path / "b", by="dirichlet", sites=2, labels=labels)
 
 
-def test_a_manifest_with_institutions(manifest, tmp_path):
-    lines = manifest.with_name("n.csv")
-    rows = [f"p{i},2020-01-01,f.png,Clear.,{'Rome' if i < 3 else 'Turin'}" for i in range(7)]
-    lines.write_text("\n".join(["patient_id,study_datetime,image,report,institution", *rows]))
-    sites, _ = partition_source("manifest", lines, tmp_path / "out", by="institution")
-    assert [(s.site, s.patients) for s in sites] == [("rome", 3), ("turin", 4)]
+def test_institutions(manifest, tmp_path):
+    def divided(*institutions):
+        row = {"study_datetime": "2020-01-01", "image": "f.png", "report": "Clear."}
+        rows = [{"patient_id": f"p{n}", **row, "institution": name} for n, name in enumerate(institutions)]
+        table = write_table(manifest.with_name("n.csv"), rows)
+        sites, _ = partition_source("manifest", table, tmp_path / "out", by="institution")
+        return [(one.site, one.patients) for one in sites]
+
+    same = {"would both be the site 'a-b'": ("A B", "a-b"), "would both be the site 'unknown'": ("", "北京")}
+    for wrong, names in ({"no institutions": ("", "")} | same).items():
+        with pytest.raises(ConfigError, match=wrong):
+            divided(*names)
+    names = ("San Raffaele, Milan", "St. Mary's", "St. Mary's", "")
+    assert divided(*names) == [("san-raffaele-milan", 1), ("st-mary-s", 2), ("unknown", 1)]
     with pytest.raises(ConfigError, match="is there already"):
-        partition_source("manifest", lines, tmp_path / "out", by="institution")
+        divided(*names)
 
 
 HEAD = ["patient_id", "study_datetime", "image", "report", "age", "sex"]

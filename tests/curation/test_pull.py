@@ -6,10 +6,10 @@ import ssl
 import subprocess
 import threading
 import time
-from base64 import b64decode
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import numpy as np
 import pydicom
@@ -19,9 +19,10 @@ from command import BIN, fedtar_here
 from federation_process import wait_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from make_dicom import JPEGLSLossless, compress, put, slice_dataset
+from make_dicom import encode, put, slice_dataset
 from orthanc import orthanc, rest
 from pydicom.datadict import dictionary_VR, tag_for_keyword
+from pydicom.uid import JPEGLSLossless
 from refused import refused
 
 from fedtar_flare.curation.pacs import Pacs
@@ -92,7 +93,7 @@ def test_a_killed_pull_goes_on_where_it_stopped_and_a_changed_study_is_noticed(p
 
 def test_studies_of_the_query_alone_come_compressed_as_stored(pacs, tmp_path):
     series = put(SeriesInstanceUID="1.2.826.3.2", SOPInstanceUID="1.2.826.3.2.1", Modality="SR")
-    rest(f"{pacs}/instances", instance(3, 5, lambda ds: [series(ds), compress(ds, JPEGLSLossless)]))
+    rest(f"{pacs}/instances", instance(3, 5, lambda ds: [series(ds), encode(ds, JPEGLSLossless)]))
     rows = "A003;P3;SR", "A00?;P4;", "A01*;P10;CT", "A005;P6;"
     command = arguments(tmp_path, f"{pacs}/dicom-web/", "AccessionNumber;PatientID;Modality", *rows)
     code, done, _ = pulled(command)
@@ -116,9 +117,8 @@ def test_a_draft_is_stored_beside_its_study_once_and_never_over_another(pacs, tm
         client.store(structured_report(draft, other))
     as_fhir, study = diagnostic_report(draft, image), {"system": "urn:dicom:uid", "value": "urn:oid:1.2.826.6"}
     assert as_fhir["status"] == "preliminary" and as_fhir["meta"]["security"][0]["code"] == "AIAST"
-    assert as_fhir["subject"]["identifier"]["value"] == "P6" and as_fhir["imagingStudy"] == [{"identifier": study}]
+    assert as_fhir["imagingStudy"] == [{"identifier": study}]
     assert as_fhir["identifier"][0]["value"] == f"urn:oid:{structured_report(draft, image).SOPInstanceUID}"
-    assert b64decode(as_fhir["presentedForm"][0]["data"]).decode() == draft.to_text()
     added = [rest(f"{pacs}/instances/{one}/simplified-tags") for one in set(rest(f"{pacs}/instances")) - before]
     assert {(d["Modality"], d["PreliminaryFlag"], d["PatientID"]) for d in added} == {("SR", "PRELIMINARY", "P6")}
     assert len(added) == len({one["SOPInstanceUID"] for one in added}) == 2
@@ -210,7 +210,8 @@ CUT = (*parts()[:2], [parts(instance(7))[2][0][:-40]])
         ({"studies": (401, {}, [])}, "HTTP 401"),
     ],
 )
-def test_a_pacs_that_lies_is_refused_and_leaves_no_study(liar, tmp_path, change, reason, caplog, recwarn):
+def test_a_pacs_that_lies_is_refused_and_leaves_no_study(liar, tmp_path, monkeypatch, change, reason, caplog, recwarn):
+    monkeypatch.setattr("fedtar_flare.curation.pacs.ANSWER_BYTES", 1 << 20)
     liar.answers |= change
     with applied(Limits(file_bytes=1 << 20)):
         code, done, err = pulled([*arguments(tmp_path, liar.url, "PatientID", "P7"), *liar.login])
@@ -251,8 +252,8 @@ def test_a_part_after_a_preamble_a_series_of_number_0_and_a_list_that_may_go_on(
 
 @settings(deadline=None, max_examples=200)
 @given(
-    st.integers(0, 450), st.booleans(), st.booleans(), st.sampled_from([0, 0, 7]), st.booleans(),
-    st.sampled_from([10**6, 100, 30]), st.booleans(), st.integers(0, 9),
+    st.integers(0, 45), st.booleans(), st.booleans(), st.sampled_from([0, 0, 3]), st.booleans(),
+    st.sampled_from([10**6, 10, 3]), st.booleans(), st.integers(0, 9),
 )  # fmt: skip
 def test_a_list_of_studies_is_whole_or_called_doubtful(n, limits, offsets, shift, moves, cap, warns, seed):
     """It may ignore limits or offsets, repeat some of the page before, move records, and have a most of its own."""
@@ -268,7 +269,8 @@ def test_a_list_of_studies_is_whole_or_called_doubtful(n, limits, offsets, shift
         return records[start:end]
 
     client._client = SimpleNamespace(search_for_studies=search_for_studies)
-    listed = client.search("studies", "StudyInstanceUID", [], doubts=(doubts := []))
+    with patch("fedtar_flare.curation.pacs.PAGE", 20):
+        listed = client.search("studies", "StudyInstanceUID", [], doubts=(doubts := []))
     assert len({one["StudyInstanceUID"] for one in listed}) == len(listed)
     assert len(listed) == n or [doubt.reason for doubt in doubts] == ["may-be-incomplete"]
     if (limits and offsets and not shift and not moves) or not (limits or offsets or moves):

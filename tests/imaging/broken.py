@@ -16,7 +16,7 @@ from typing import NamedTuple
 import nibabel
 import numpy as np
 import pytest
-from make_dicom import ORIGIN, SPACING, Edit, chest, enhanced_dataset, name_of, put, write_series
+from make_dicom import ORIGIN, SPACING, Edit, chest, encoded, enhanced_dataset, name_of, put, write_series
 from PIL import Image
 from pydicom import dcmread
 from pydicom.dataset import Dataset
@@ -61,10 +61,7 @@ def check_ct(folder: Path, expected: Right | str | tuple[str, ...], make: Make, 
     assert str(folder) not in error.value.public and ".dcm" not in error.value.public
 
 
-def rle(ds, i=0):
-    ds.compress(RLELossless, generate_instance_uid=False)
-
-
+rle = encoded(RLELossless)
 UNCHANGED: Edit = lambda ds, i: None  # noqa: E731
 
 

@@ -21,7 +21,6 @@ class Element(NamedTuple):
     start: int
     vr: int | None  # place of the VR; None where it is implicit
     size: int  # place of the length
-    size_bytes: int
     value: int
     length: int
 
@@ -44,15 +43,11 @@ def elements(content: bytes) -> list[Element]:
         tag = group << 16 | number
         if tag > META and syntax not in SYNTAXES:
             break
-        if tag > META and syntax == IMPLICIT:
-            vr, size, size_bytes = None, place + 4, 4
-        elif content[place + 4 : place + 6] in LONG:
-            vr, size, size_bytes = place + 4, place + 8, 4
-        else:
-            vr, size, size_bytes = place + 4, place + 6, 2
-        value = size + size_bytes
+        vr = None if tag > META and syntax == IMPLICIT else place + 4
+        long = content[place + 4 : place + 6] in LONG
+        size, value = (place + 8, place + 12) if vr and long else (place + (6 if vr else 4), place + 8)
         length = int.from_bytes(content[size:value], "little")
-        known.append(Element(tag, place, vr, size, size_bytes, value, length))
+        known.append(Element(tag, place, vr, size, value, length))
         if tag == 0x00020010:
             syntax = content[value : value + length].rstrip(b"\0")
         if tag == PIXELS or length == UNDEFINED:
@@ -126,10 +121,10 @@ def _vr(content: bytes, element: Element, rng: np.random.Generator) -> bytes:
 
 
 def _length(content: bytes, element: Element, rng: np.random.Generator) -> bytes:
-    most = 1 << 8 * element.size_bytes
+    most = 1 << 8 * (element.value - element.size)
     lengths = (0, element.length // 4, element.length // 2, element.length - 2, element.length + 2, most - 1, most // 2)
     length = max(0, lengths[int(rng.integers(len(lengths)))]) % most
-    return content[: element.size] + length.to_bytes(element.size_bytes, "little") + content[element.value :]
+    return content[: element.size] + length.to_bytes(element.value - element.size, "little") + content[element.value :]
 
 
 def _removed(content: bytes, element: Element, rng: np.random.Generator) -> bytes:

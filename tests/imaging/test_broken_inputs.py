@@ -16,7 +16,7 @@ import broken as mk
 import numpy as np
 import pytest
 from broken import Right, check_ct
-from make_dicom import ORIGIN, SPACING, chest, drop, only, put, then, write_series
+from make_dicom import ORIGIN, SPACING, chest, drop, encoded, only, put, then, write_series
 from PIL import Image
 from pydicom import dcmread, dcmwrite
 from pydicom.uid import DeflatedExplicitVRLittleEndian, ExplicitVRBigEndian, ImplicitVRLittleEndian, JPEG2000Lossless
@@ -37,15 +37,6 @@ X, Y, Z = ORIGIN
 
 def place(z: Callable[[int], float], x=0.0):
     return lambda ds, i: put(ImagePositionPatient=[X + x * i, Y, Z + z(i)])(ds)
-
-
-def syntax(uid):
-    return lambda ds, i: put(TransferSyntaxUID=uid)(ds.file_meta)
-
-
-def big_endian(ds, i):
-    ds.PixelData = np.frombuffer(ds.PixelData, "<u2").astype(">u2").tobytes()
-    ds.file_meta.TransferSyntaxUID = ExplicitVRBigEndian
 
 
 def each_at_one_place(ds):
@@ -143,9 +134,9 @@ CT: dict[str, tuple] = {
     "every file cut in its header": ("truncated", mk.rewritten(lambda b: b[:420])),
     "one file cut in its pixels": ("truncated", mk.rewritten(lambda b: b[:-11], 2)),
     "line ends changed by a text transfer": ("no-pixel-data", mk.rewritten(lambda b: b.replace(b"\n", b"\r\n"))),
-    "deflated": (Right(), mk.series(syntax(DeflatedExplicitVRLittleEndian))),
-    "implicit VR": (Right(), mk.series(syntax(ImplicitVRLittleEndian))),
-    "big endian": (Right(), mk.series(big_endian)),
+    "deflated": (Right(), mk.series(encoded(DeflatedExplicitVRLittleEndian))),
+    "implicit VR": (Right(), mk.series(encoded(ImplicitVRLittleEndian))),
+    "big endian": (Right(), mk.series(encoded(ExplicitVRBigEndian))),
     "RLE": (Right(), mk.series(mk.rle)),
     "zeros with a mark": ("unreadable", mk.zeros(8 << 20)),
     "zeros behind meta information": ("unreadable", mk.zeros(8 << 20, mk.with_meta(b"\x08\0\x60\0CS\x02\0CT"))),
@@ -222,8 +213,8 @@ CT: dict[str, tuple] = {
 }  # fmt: skip
 
 
+IMPLICIT = encoded(ImplicitVRLittleEndian)
 OTHER_LENGTHS = (0, mk.BYTES // 4, mk.BYTES // 2, mk.BYTES - 2, mk.BYTES + 1, mk.BYTES + 2, mk.BYTES + 38, 1 << 31)
-IMPLICIT = syntax(ImplicitVRLittleEndian)
 
 
 def half_and_filling(content):

@@ -13,7 +13,8 @@ from make_dicom import (
     ORIGIN,
     SPACING,
     chest,
-    compress,
+    encode,
+    encoded,
     name_of,
     put,
     slice_dataset,
@@ -203,13 +204,8 @@ def test_a_whole_series_against_pydicom(shared_data):
         assert lps[:3] == pytest.approx(np.array(slices[i].ImagePositionPatient, float))
 
 
-SYNTAXES = {
-    "RLE": uid.RLELossless,
-    "JPEG-LS": uid.JPEGLSLossless,
-    "JPEG": uid.JPEGLosslessSV1,
-    "JPEG 2000": uid.JPEG2000Lossless,
-}
-SYNTAXES |= {"HTJ2K": uid.HTJ2KLossless}
+SYNTAXES = {"RLE": uid.RLELossless, "JPEG-LS": uid.JPEGLSLossless, "JPEG": uid.JPEGLosslessSV1,
+            "JPEG 2000": uid.JPEG2000Lossless, "HTJ2K": uid.HTJ2KLossless}  # fmt: skip
 
 
 def patient() -> np.ndarray:
@@ -222,7 +218,7 @@ def compressed(syntax, change=None):
     """An edit that compresses a slice, and changes the stream."""
 
     def edit(ds, i=0):
-        compress(ds, syntax)
+        encode(ds, syntax)
         if change:
             ds.PixelData = encapsulate([change(get_frame(ds.PixelData, 0, number_of_frames=1))])
             ds["PixelData"].is_undefined_length = True
@@ -249,7 +245,7 @@ def test_each_syntax_is_read_and_a_cut_stream_is_refused(tmp_path, name):
 @pytest.mark.parametrize("name", ["JPEG-LS", "JPEG", "JPEG 2000", "HTJ2K"])
 def test_a_stream_of_another_size(tmp_path, name):
     turned = slice_dataset(patient()[5].T, 5)
-    compress(turned, SYNTAXES[name])
+    encode(turned, SYNTAXES[name])
     frame = get_frame(turned.PixelData, 0, number_of_frames=1)
     assert stream_size(frame) == (40, 48)
     other, good = compressed(SYNTAXES[name], lambda _: frame), compressed(SYNTAXES[name])
@@ -302,7 +298,7 @@ def test_a_slice_unlike_its_neighbours_is_noted(tmp_path):
     damaged = hu.copy()
     damaged[4, :, :32] = np.roll(hu[4], 20, axis=0)[:, :32]
     for name, volume in (("good", hu), ("bad", damaged)):
-        write_series(tmp_path / name, volume, edit=lambda ds, i: compress(ds, uid.JPEG2000Lossless))
+        write_series(tmp_path / name, volume, edit=encoded(uid.JPEG2000Lossless))
     assert read_ct(tmp_path / "good").warnings == ()
     (note,) = read_ct(tmp_path / "bad").warnings
     assert note.reason == "unlike-neighbours" and note.text.startswith("1 slice(s)")

@@ -9,7 +9,6 @@ from broken import Right, check_ct
 from make_dicom import ORIGIN, another_series, chest, drop, name_of, only, put, then, trunk, write_series
 from refused import refused
 
-from fedtar_flare.imaging.pipeline import NOT_REMEMBERED
 from fedtar_flare.imaging.readers.ct import read_ct
 from fedtar_flare.imaging.readers.dicom_files import is_companion
 from fedtar_flare.imaging.readers.dicom_series import softness
@@ -231,7 +230,6 @@ def test_soft_unknown_and_sharp_kernels():
 
 
 def test_a_slice_that_may_not_be_read(tmp_path, monkeypatch):
-    """Not remembered: a permission changes nothing by which a file is known again."""
     write_series(tmp_path)
     locked, opened = tmp_path / name_of(11), os.open
 
@@ -243,7 +241,6 @@ def test_a_slice_that_may_not_be_read(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "open", open_)
     with refused("no-permission", name_of(11)):
         read_ct(tmp_path)
-    assert "no-permission" in NOT_REMEMBERED
 
 
 def test_stray_files_of_another_folder_are_another_matter(tmp_path):

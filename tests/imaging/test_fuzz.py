@@ -12,7 +12,7 @@ import shutil
 import time
 import zipfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -21,7 +21,7 @@ from typing import Any
 import nibabel
 import numpy as np
 import pytest
-from make_dicom import ENCODERS, ORIGIN, SPACING, compress, enhanced_dataset, trunk, write_radiograph, write_series
+from make_dicom import ORIGIN, SPACING, encode, enhanced_dataset, trunk, write_radiograph, write_series
 from mutations import PIXELS, Files, Mutation, mutated, raw
 from PIL import Image
 from pydicom import uid
@@ -67,15 +67,10 @@ def body() -> np.ndarray:
     return np.ascontiguousarray(trunk(size=36)[6:15, :, 2:34]) + noise
 
 
-def series(folder: Path, syntax: str = "") -> Files:
+def series(folder: Path, syntax: str) -> Files:
     def edit(ds, i):
         ds.InstanceNumber, ds.SliceLocation = i + 1, ORIGIN[2] + i * SPACING[0]
-        if syntax in (uid.RLELossless, *ENCODERS):
-            compress(ds, syntax)
-        elif syntax:
-            if syntax == uid.ExplicitVRBigEndian:
-                ds.PixelData = np.frombuffer(ds.PixelData, "<u2").astype(">u2").tobytes()
-            ds.file_meta.TransferSyntaxUID = syntax
+        encode(ds, syntax)
 
     write_series(folder, body(), edit=edit)
     return {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
@@ -91,21 +86,15 @@ def picture(kind: str) -> bytes:
 @pytest.fixture(scope="module")
 def synthetic(tmp_path_factory) -> dict[str, Base]:
     folder = tmp_path_factory.mktemp("bases")
-    bases = {
-        "explicit VR": Base(series(folder / "explicit"), ct, 20),
-        "implicit VR": Base(series(folder / "implicit", uid.ImplicitVRLittleEndian), ct, 10),
-        "big endian": Base(series(folder / "big", uid.ExplicitVRBigEndian), ct, 3),
-        "deflated": Base(series(folder / "deflated", uid.DeflatedExplicitVRLittleEndian), ct, 3),
-        "RLE": Base(series(folder / "rle", uid.RLELossless), ct, 8),
-        "JPEG-LS": Base(series(folder / "jls", uid.JPEGLSLossless), ct, 8),
-        "JPEG lossless": Base(series(folder / "jpeg", uid.JPEGLosslessSV1), ct, 8),
-        "JPEG 2000": Base(series(folder / "j2k", uid.JPEG2000Lossless), ct, 8),
-    }
+    shares = {"ExplicitVRLittleEndian": 20, "ImplicitVRLittleEndian": 10, "ExplicitVRBigEndian": 3}
+    shares |= {"DeflatedExplicitVRLittleEndian": 3, "RLELossless": 8, "JPEGLSLossless": 8, "JPEGLosslessSV1": 8}
+    shares |= {"JPEG2000Lossless": 8}
+    bases = {name: Base(series(folder / name, getattr(uid, name)), ct, share) for name, share in shares.items()}
     enhanced_dataset(body(), range(9)).save_as(folder / "e.dcm", enforce_file_format=True)
     bases["enhanced"] = Base({"e.dcm": (folder / "e.dcm").read_bytes()}, ct, 4)
     packed = BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in bases["explicit VR"].files.items():
+        for name, content in bases["ExplicitVRLittleEndian"].files.items():
             archive.writestr(name, content)
     bases["zip"] = Base({"s.zip": packed.getvalue()}, ct, 6, raw, single=True, checked=True)
     affine = np.diag([-SPACING[2], -SPACING[1], SPACING[0], 1.0])
@@ -162,6 +151,14 @@ def same(one: tuple[np.ndarray, np.ndarray, set[str]], other: tuple[np.ndarray, 
     return bool((apart <= np.abs(np.linalg.norm(one[1][:3, :3], axis=0)) / 2).all())
 
 
+def write(folder: Path, files: Files, names: Iterable[str]) -> None:
+    """Bring these names into the state that ``files`` have them in."""
+    for name in names:
+        (folder / name).unlink(missing_ok=True)
+        if name in files:
+            (folder / name).write_bytes(files[name])
+
+
 def fuzz(bases: dict[str, Base], folder: Path) -> tuple[Counter[str], Counter[str], list[str]]:
     """Outcomes, explanations of silent differences, and what must not be."""
     counts, why, wrong = Counter[str](), Counter[str](), list[str]()
@@ -169,17 +166,13 @@ def fuzz(bases: dict[str, Base], folder: Path) -> tuple[Counter[str], Counter[st
         place = folder / "study"
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir()
-        for file, content in base.files.items():
-            (place / file).write_bytes(content)
+        write(place, base.files, base.files)
         path = place / next(iter(base.files)) if base.single else place
         right = base.read(path)
         for i in range(max(1, COUNT * base.share // 100)):
             files, mutation = base.mutate(base.files, np.random.default_rng([SEED, number, i]))
             changed = [file for file in {*files, *base.files} if files.get(file) != base.files.get(file)]
-            for file in changed:
-                (place / file).unlink(missing_ok=True)
-                if file in files:
-                    (place / file).write_bytes(files[file])
+            write(place, files, changed)
             case, start = f"{name} {i}: {mutation.kind}, {mutation.text}", time.process_time()
             try:
                 with applied(Limits()):
@@ -204,10 +197,7 @@ def fuzz(bases: dict[str, Base], folder: Path) -> tuple[Counter[str], Counter[st
                     wrong.append(f"{case}: silent, of shape {got[0].shape}")
             if time.process_time() - start > SECONDS:
                 wrong.append(f"{case}: {time.process_time() - start:.0f} s")
-            for file in changed:
-                (place / file).unlink(missing_ok=True)
-                if file in base.files:
-                    (place / file).write_bytes(base.files[file])
+            write(place, base.files, changed)
     return counts, why, wrong
 
 

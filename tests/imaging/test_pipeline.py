@@ -28,16 +28,7 @@ from fedtar_flare.data.cells import SPLITS, Timeline, split_of
 from fedtar_flare.data.cohort import Cohort, Patient, Visit
 from fedtar_flare.imaging import pipeline, workers
 from fedtar_flare.imaging.cache import file_identity, files_of, load_computed, store_computed
-from fedtar_flare.imaging.pipeline import (
-    Size,
-    images_of,
-    linked,
-    miniature,
-    prepare,
-    prepare_cohort,
-    prepare_visits,
-    shared_pictures,
-)
+from fedtar_flare.imaging.pipeline import Size, images_of, prepare, prepare_cohort, prepare_visits
 from fedtar_flare.imaging.readers.pictures import read_radiograph
 from fedtar_flare.imaging.transforms import preparation
 from fedtar_flare.imaging.workers import _in_processes, each
@@ -272,7 +263,7 @@ def splits(cohort):
 @settings(max_examples=40)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)).filter(lambda pair: pair[0] != pair[1])))
 def test_groups_are_the_connected_patients(pairs):
-    groups, graph = linked((str(a), str(b)) for a, b in pairs), np.zeros((10, 10))
+    groups, graph = pipeline.linked((str(a), str(b)) for a, b in pairs), np.zeros((10, 10))
     for a, b in pairs:
         graph[a, b] = 1
     labels = connected_components(graph, directed=False)[1]
@@ -324,12 +315,13 @@ def test_the_pictures_found_in_public_collections(shared_data):
     with (shared_data / "covid_chestxray" / "metadata.csv").open(encoding="utf-8", errors="replace") as file:
         rows = [row for row in csv.DictReader(file) if row["modality"] == "X-ray"]
     owners, images = [row["patientid"] for row in rows], shared_data / "covid_chestxray" / "images"
-    small = [miniature([read_radiograph(images / row["filename"])]) for row in rows]
-    pairs = [(owners[i], owners[j]) for i, j in shared_pictures(small, owners)]
+    small = [pipeline.miniature([read_radiograph(images / row["filename"])]) for row in rows]
+    pairs = [(owners[i], owners[j]) for i, j in pipeline.shared_pictures(small, owners)]
     assert sorted(pairs) == [("285", "339")] * 3 + [("97", "178")] * 4
     with np.load(shared_data / "medmnist" / "pneumoniamnist.npz") as file:
         children = np.concatenate([file[f"{part}_images"] for part in ("train", "val", "test")])
-    twice = list(shared_pictures([miniature([one]) for one in children], [str(i) for i in range(len(children))]))
+    small = [pipeline.miniature([one]) for one in children]
+    twice = list(pipeline.shared_pictures(small, [str(i) for i in range(len(children))]))
     assert len(twice) == 31 and sum(np.array_equal(children[i], children[j]) for i, j in twice) == 30
 
 

@@ -190,10 +190,6 @@ def test_windows():
     for channel, (level, width) in enumerate(windows):
         expected = (np.clip((hu - level) / width + 0.5, 0, 1) * 255).astype(float)
         assert np.abs(out[:, channel] - expected).max() <= 0.51
-    ends = transforms.HUWindowsd("image", [(40, 400)])({"image": np.array([[[-160, 240, -161, 241]]], np.int16)})[
-        "image"
-    ]
-    assert ends.ravel().tolist() == [0, 255, 0, 255]
 
 
 def test_shrinking_averages_areas():
@@ -210,9 +206,8 @@ def test_shrinking_averages_areas():
     [((30, 60), (2.0, 1.0), slice(None)), ((30, 60), (1.0, 1.0), slice(3, 9)), ((5, 5), (1.0, 1.0), slice(None))],
 )
 def test_pixels_keep_the_shape_of_the_body(shape, pixel_mm, rows):
-    out = transforms.SquareResized("image", 12)({"image": np.full((1, *shape), 200, np.uint8), "pixel_mm": pixel_mm})[
-        "image"
-    ]
+    item = {"image": np.full((1, *shape), 200, np.uint8), "pixel_mm": pixel_mm}
+    out = transforms.SquareResized("image", 12)(item)["image"]
     expected = np.zeros((1, 12, 12), np.uint8)
     expected[:, rows] = 200
     assert np.array_equal(out, expected)
