@@ -45,6 +45,8 @@ def join_reports(index: Index, reports: Path | None) -> None:
             by_key["accession", file.stem].append(Report(str(file), file, order=Identifier(file.stem)))
     elif reports is not None:
         by_key = reports_of_table(reports, index.problems)
+        for some in by_key.values():  # so that the reason for leaving a study out does not hang on the order of rows
+            some.sort(key=lambda report: (report.patient, report.order))
     studies, index.studies = index.studies, []
     used, beside = set[str](), dict[Path, dict[str, list[Path]]]()
     for study in studies:

@@ -1,32 +1,22 @@
 """No study of an archive gets another's report, in whatever order files and rows come; rejected images are none."""
 
-import csv
 import random
 from itertools import combinations
-from unittest.mock import patch
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from make_dicom import chest, put, then, write_series
-from pydicom.dataset import Dataset
-from pydicom.sequence import Sequence
+from make_dicom import chest, of, put, then, write_series
+from make_documents import file, indexed
+from tables import write_table
 
 from fedtar_flare.curation.archive import index_folder
-from fedtar_flare.curation.archive_files import File
 from fedtar_flare.curation.archive_reports import join_reports
 from fedtar_flare.curation.documents import NOBODY, Identifier, may_be_same
 from fedtar_flare.imaging.readers.ct import read_ct
 
 ISSUERS = st.sampled_from(["NORTH", "NORTH|1.2.1", "SOUTH|1.2.2"])
-
-
-def file(uid, n, patient, order, day="20200131", **more):
-    fields = {"path": f"{uid}/{n}.dcm", "in_zip": False, "kind": "ct", "patient": patient, "study": uid,
-              "order": order, "date": day, "time": "", "birth_date": "", "age": "", "sex": "", "view": "",
-              "sop": f"{uid}.{n}", "others": frozenset(), "rejects": frozenset()}  # fmt: skip
-    return File(**fields | more)
 
 
 @st.composite
@@ -57,23 +47,12 @@ def archives(draw):
     return files, rows
 
 
-def joined(files, rows, table):
-    with table.open("w", newline="") as opened:
-        writer = csv.DictWriter(opened, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
-    files = [file._replace(path=f"{table.parent}/{file.path}") for file in files]
-    with patch("fedtar_flare.curation.archive.all_headers", return_value=(files, [], {})):
-        join_reports(index := index_folder(table.parent), table)
-    return index
-
-
 @settings(max_examples=200, deadline=None)
 @given(archives(), st.integers(0, 1 << 32))
 def test_no_study_gets_another_report_and_no_order_of_files_or_rows_changes_one(tmp_path_factory, archive, seed):
     files, rows = archive
     table = tmp_path_factory.mktemp("reports") / "r.csv"
-    index = joined(files, rows, table)
+    index = indexed(files, write_table(table, rows))
     assert all(study.report in ("", study.uid) for study in index.studies)
     for one, other in combinations(index.studies, 2):
         if not may_be_same(one.patients[0], other.patients[0]):
@@ -81,7 +60,7 @@ def test_no_study_gets_another_report_and_no_order_of_files_or_rows_changes_one(
     shuffle = random.Random(seed).shuffle
     shuffle(files)
     shuffle(rows)
-    again = joined(files, rows, table)
+    again = indexed(files, write_table(table, rows))
     assert again.studies == index.studies and again.rejected() == index.rejected()
 
 
@@ -92,14 +71,9 @@ def study(folder, **tags):
     write_series(folder, chest(2), edit=then(edit, lambda ds, i: put(SOPInstanceUID=f"1.3.{folder.name}.{i}")(ds)))
 
 
-def items(**values):
-    put(**values)(item := Dataset())
-    return Sequence([item])
-
-
 NORTH = {"IssuerOfPatientID": "NORTH"}
-SOUTH = {"IssuerOfPatientIDQualifiersSequence": items(UniversalEntityID="1.2.2")}
-OTHER_ID = {"OtherPatientIDsSequence": items(PatientID="X7", IssuerOfPatientID="SOUTH")}
+SOUTH = {"IssuerOfPatientIDQualifiersSequence": [of(UniversalEntityID="1.2.2")]}
+OTHER_ID = {"OtherPatientIDsSequence": [of(PatientID="X7", IssuerOfPatientID="SOUTH")]}
 OF_SOUTH, DAY = {"patient_id": "P", "patient_issuer": "1.2.2"}, {"patient_id": "P", "study_date": "20200131"}
 ONE, TWO, SECOND = {"accession_number": "1"}, {"accession_number": "2"}, {"AccessionNumber": "2"}
 BOTH, UMLAUT = {"StudyInstanceUID": "1.2.7"}, {"PatientID": b"\xc3\x84".decode("latin-1")}
@@ -133,21 +107,18 @@ def test_what_is_not_certain_is_left_out_under_a_reason(tmp_path, name, order):
     for n, tags in enumerate(studies):
         study(tmp_path / "d" / f"{n if order > 0 else 9 - n}", **tags)
     keys = ("study_instance_uid", "accession_number", "patient_id", "patient_issuer", "study_date", "report")
-    with (tmp_path / "r.csv").open("w", newline="") as opened:
-        writer = csv.DictWriter(opened, keys)
-        writer.writeheader()
-        writer.writerows([{"report": f"Row {n}.", **row} for n, row in enumerate(rows)][::order])
-    join_reports(index := index_folder(tmp_path / "d"), tmp_path / "r.csv")
+    told = [{"report": f"Row {n}.", **row} for n, row in enumerate(rows)][::order]
+    join_reports(index := index_folder(tmp_path / "d"), write_table(tmp_path / "r.csv", told, keys))
     outcome = [s.report or "no-report" for s in index.studies] + [problem.reason for problem in index.problems]
     assert sorted(outcome) == sorted(expected)
 
 
 def key_object(path, title, *sops):
-    ds = Dataset()
-    put(SOPClassUID="1.2.840.10008.5.1.4.1.1.88.59", SOPInstanceUID="1.9.1", Modality="KO", PatientID="P",
-        StudyInstanceUID="1.2.8", SeriesInstanceUID="1.9", ConceptNameCodeSequence=items(CodeValue=title),
-        CurrentRequestedProcedureEvidenceSequence=items(StudyInstanceUID="1.2.8", ReferencedSeriesSequence=items(
-            ReferencedSOPSequence=Sequence(items(ReferencedSOPInstanceUID=sop)[0] for sop in sops))))(ds)  # fmt: skip
+    series = of(ReferencedSOPSequence=[of(ReferencedSOPInstanceUID=sop) for sop in sops])
+    study = of(StudyInstanceUID="1.2.8", ReferencedSeriesSequence=[series])
+    ds = of(SOPClassUID="1.2.840.10008.5.1.4.1.1.88.59", SOPInstanceUID="1.9.1", Modality="KO", PatientID="P",
+            StudyInstanceUID="1.2.8", SeriesInstanceUID="1.9", ConceptNameCodeSequence=[of(CodeValue=title)],
+            CurrentRequestedProcedureEvidenceSequence=[study])  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
     ds.save_as(path, implicit_vr=False, little_endian=True)
 
