@@ -3,7 +3,7 @@
 import errno
 import os
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -18,6 +18,7 @@ from fedtar_flare.learning.training import batches
 from fedtar_flare.methods.scaffold import PREFIX
 from fedtar_flare.protocol.contract import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.protocol.messages import HEADER, TaskHeader, version
+from fedtar_flare.site import audit
 from fedtar_flare.site import state as site_state
 from fedtar_flare.site.site_file import Bounds, load_site_config
 from fedtar_flare.site.state import MOST_REPEATS, SiteState
@@ -51,11 +52,7 @@ class Trained:
         return SiteState(self.folder / "state", run, "site-1")
 
     def header(self, run, r, t, **more):
-        return TaskHeader(**({**self.fields(run, r, t), **more}))
-
-    def fields(self, run, r, t):
-        header = asdict(TaskHeader("fedtar", "x", r, t, 9, T, version(r, max(0, t - 1))))
-        return header | {"run_id": run}
+        return replace(self.site.header(run, r, t, after=version(r, max(0, t - 1))), **more)
 
 
 @pytest.fixture(scope="module")
@@ -92,8 +89,13 @@ def trains_without_end(s, run):
     return s.site.train(s.w[0], 1, 1, run)
 
 
-def names_a_run(run_id):
-    return lambda s, run: s.site.run(HANDSHAKE, raw(s.fields(run_id, 0, 0) | {"after": version(0, 0)}))
+def asks(task, r, t, w=None, **more):
+    """A task with other fields in its header, and with the honest weights after step ``w``."""
+    return lambda s, run: s.site.run(task, s.header(run, r, t, **more), None if w is None else s.w[w])
+
+
+def asks_raw(task, r, t, **fields):
+    return lambda s, run: s.site.run(task, raw(asdict(s.header(run, r, t)) | fields), s.w[0])
 
 
 def trains_from(weights):
@@ -105,42 +107,19 @@ NO_RUN = "run_id is none that a server makes"
 FOREIGN = "not part of the agreed exchange"
 ATTEMPTS = {  # what is done to (site, run), and the reason that the error gives
     "asks for trained weights": (lambda s, run: s.site.handshake(run), "middle of a run"),
-    "asks for the weights that it sends": (
-        lambda s, run: s.site.run(HANDSHAKE, s.header("new", 0, 0, after=version(0, 0), initial_site="site-1"), s.w[1]),
-        "only those of the seed leave",
-    ),
+    "asks for what it sends": (asks(HANDSHAKE, 0, 0, 1, run_id="new", initial_site="site-1"), "of the seed leave"),
     "asks for initial weights of a resumed run": (
         lambda s, run: s.site.handshake(run, member=True, after=version(1, T)), "middle of a run",
     ),
-    "asks in the middle of a round": (
-        lambda s, run: s.site.run(HANDSHAKE, s.header(run, 1, 1, initial_site="site-1")),
-        "may not be asked for in round 1",
-    ),
-    "counts in other time steps": (
-        lambda s, run: s.site.run(HANDSHAKE, s.header(run, 0, 0, time_steps=1, after=version(0, 0))),
-        "time steps are others",
-    ),
-    "trains in other time steps": (
-        lambda s, run: s.site.run(TRAIN, s.header(run, 1, 1, time_steps=3), s.w[0]), "time steps are others",
-    ),
-    "scores everybody where it scored the test patients": (
-        lambda s, run: s.site.run(CLOSE_ROUND, s.header(run, 1, T, after=version(1, T), score="all"), s.w[T]),
-        "reports to score",
-    ),
-    "asks after the run's end": (
-        lambda s, run: s.site.run(HANDSHAKE, raw(s.fields(run, 0, 0) | {"after": "0010-01"}), s.w[0]),
-        "beyond the run's end",
-    ),
-    "a round beyond the last": (
-        lambda s, run: s.site.run(TRAIN, raw(s.fields(run, 8, 1) | {"rounds": 7}), s.w[0]), "beyond its 7 rounds",
-    ),
+    "asks in the middle of a round": (asks(HANDSHAKE, 1, 1, initial_site="site-1"), "may not be asked for in round 1"),
+    "counts in other time steps": (asks(HANDSHAKE, 0, 0, time_steps=1), "time steps are others"),
+    "trains in other time steps": (asks(TRAIN, 1, 1, 0, time_steps=3), "time steps are others"),
+    "scores others": (asks(CLOSE_ROUND, 1, T, T, after=version(1, T), score="all"), "reports to score"),
+    "asks after the run's end": (asks_raw(HANDSHAKE, 0, 0, after="0010-01"), "beyond the run's end"),
+    "a round beyond the last": (asks_raw(TRAIN, 8, 1, rounds=7), "beyond its 7 rounds"),
     "closes a round from other weights": (closes_a_round_from_other_weights, "closed already"),
-    "closes a round from an earlier state": (
-        lambda s, run: s.site.run(CLOSE_ROUND, s.header(run, 1, T, after=version(0, 0)), s.w[T]), "state after it",
-    ),
-    "closes a round at an earlier step, where repeats count anew": (
-        lambda s, run: s.site.run(CLOSE_ROUND, s.header(run, 1, 0, after=version(1, T)), s.w[T]), "last step",
-    ),
+    "closes a round from an earlier state": (asks(CLOSE_ROUND, 1, T, T, after=version(0, 0)), "state after it"),
+    "closes an earlier step": (asks(CLOSE_ROUND, 1, 0, T, after=version(1, T)), "last step"),  # repeats count anew
     "trains more often than any run": (trains_without_end, "no run needs more"),
     "steps along one value": (lambda s, run: s.site.train(one_value_more(s.w[0]), 1, 2, run), "few values"),
     "closes one value further": (lambda s, run: s.site.close(one_value_more(s.w[T - 1]), 1, run_id=run), "few values"),
@@ -151,9 +130,9 @@ ATTEMPTS = {  # what is done to (site, run), and the reason that the error gives
         trains_from(lambda w: {f"t{i}": torch.zeros(1) for i in range(20_001)}), "the limit is 20000",
     ),
     "a task of another run": (lambda s, run: s.site.train(s.w[0], 1, 1, "never-heard-of"), "no-site-state"),
-    "another method": (lambda s, run: s.site.run(TRAIN, s.header(run, 1, 1, method="fedavg"), s.w[0]), "of method"),
-    "a run named participation.json": (names_a_run("participation.json"), NO_RUN),
-    "a run of a long name": (names_a_run("x" * 65), NO_RUN),
+    "another method": (asks(TRAIN, 1, 1, 0, method="fedavg"), "of method"),
+    "a run named participation.json": (asks_raw(HANDSHAKE, 0, 0, run_id="participation.json"), NO_RUN),
+    "a run of a long name": (asks_raw(HANDSHAKE, 0, 0, run_id="x" * 65), NO_RUN),
 }  # fmt: skip
 
 
@@ -168,15 +147,6 @@ def test_an_attempt_gets_a_reason_and_nothing_else_and_leaves_nothing(trained, a
     assert set(reply.numbers) <= {"seconds"} and not reply.payload
     assert str(trained.folder) not in reply.reason
     assert size(trained.folder / "state") < before + 20_000, "what came down was not kept"
-
-
-def test_after_all_that_the_honest_run_goes_on(trained):
-    closing, _ = trained.site.close(trained.w[T], 1, run_id=RUN)
-    again, _ = trained.site.close(trained.w[T], 1, run_id=RUN)  # a repeated task gets the same answer
-    assert closing.status == again.status == "ok" and closing.payload == again.payload
-    assert closing.numbers["validation_loss"] == again.numbers["validation_loss"]
-    reply, update = trained.site.train(trained.w[T], 2, 1, RUN)
-    assert reply.status == "ok" and update.keys() == trained.w[0].keys()
 
 
 def test_scores_are_told_of_one_set_of_weights_at_one_place_of_a_run(trained):
@@ -222,23 +192,18 @@ def full(*_, **__):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.parametrize("where", ["space", "write", "answered"])
+@pytest.mark.parametrize("where", ["space", "write", "answered", "audit"])
 def test_a_full_disk_has_a_reason_of_its_own(trained, monkeypatch, where):
     little = SimpleNamespace(disk_usage=lambda folder: SimpleNamespace(free=10_000_000))
     broken = {"space": (site_state, "shutil", little), "write": (site_state, "write_tensors", full)}
+    broken |= {"answered": (SiteState, "add_answered", full), "audit": (audit, "try_to_write", full)}
     run = trained.another()
-    monkeypatch.setattr(*broken.get(where, (SiteState, "add_answered", full)))
+    monkeypatch.setattr(*broken[where])
+    if where == "audit":
+        monkeypatch.setattr(trained.site.executor, "perform", None)  # no task is begun
     reply, update = trained.site.train(trained.w[0], 1, 1, run)
-    assert reply.status == "error" and reply.reason == "the site's disk is full" and update is None
-
-
-def test_without_room_for_the_audit_no_task_is_begun(trained, monkeypatch):
-    from fedtar_flare.site import audit
-
-    monkeypatch.setattr(audit, "try_to_write", full)
-    monkeypatch.setattr(trained.site.executor, "perform", None)
-    reply, _ = trained.site.train(trained.w[0], 1, 1, trained.another())
-    assert reply.status == "error" and "audit" in reply.reason
+    reason = "the site's audit file cannot be written" if where == "audit" else "the site's disk is full"
+    assert reply.status == "error" and reply.reason == reason and update is None
 
 
 def test_a_server_cannot_fill_a_site_with_runs(trained, monkeypatch):

@@ -20,7 +20,6 @@ from fedtar_flare.models.adapters.peft_file import ADAPTER_WEIGHTS, adapter_hash
 from fedtar_flare.reporting.model_audit import PARTS, rounded
 from fedtar_flare.reporting.run import read_run
 from fedtar_flare.runtime import simulation
-from fedtar_flare.site.accountant import PatientLedger
 from fedtar_flare.site.audit import audit_files, read_audit, write
 from fedtar_flare.site.context import Site, state_of
 from fedtar_flare.site.model_audit import AUDIT
@@ -125,20 +124,14 @@ def test_any_changed_byte_refuses(kits, released, tmp_path):
         verify_release(adapter, kits.root)
 
 
-def changed(kits, run, site, signer, **values):
+def other(site="hospital-a", signer="hospital-a", **values):
     """Sign a site's vote anew, with other values."""
-    file = run / f"vote-{site}.json"
-    file.write_bytes(sign(json.loads(file.read_text())["content"] | values, kits.of / signer))
 
+    def attack(kits, run):
+        file = run / f"vote-{site}.json"
+        file.write_bytes(sign(json.loads(file.read_text())["content"] | values, kits.of / signer))
 
-def stripped(kits, run):
-    """A project file without the third site, by which the others vote and which the lead gives."""
-    content = yaml.safe_load(kits.project.read_text())
-    content["participants"] = [entry for entry in content["participants"] if entry["name"] != "hospital-c"]
-    file = write_text(run / "project.yml", yaml.safe_dump(content))
-    for site in SITES[:2]:
-        cast(kits, site, run, project=file, code=1)
-    return file
+    return attack
 
 
 def of_other_root(kits, run):
@@ -147,8 +140,7 @@ def of_other_root(kits, run):
     certificate = flare.generate_cert(flare.Identity("hospital-a"), root, key[0], key[1])
     write_text(kit / "client.crt", flare.serialize_cert(certificate).decode())
     write_text(kit / "client.key", flare.serialize_pri_key(key[0]).decode())
-    file = run / "vote-hospital-a.json"
-    file.write_bytes(sign(json.loads(file.read_text())["content"], run / "kit"))
+    other(signer=run / "kit")(kits, run)
 
 
 def swapped(kits, run):
@@ -158,10 +150,6 @@ def swapped(kits, run):
 def no_into_yes(kits, run):
     cast(kits, "hospital-b", run, "no")
     (file := run / "vote-hospital-b.json").write_text(file.read_text().replace('"yes": false', '"yes": true'))
-
-
-def other(site="hospital-a", signer="hospital-a", **values):
-    return lambda kits, run: changed(kits, run, site, signer, **values)
 
 
 ATTACKS = {
@@ -194,8 +182,11 @@ def test_what_refuses_a_release(attack, kits, run):
 
 def test_nobody_strips_a_site_or_a_gate_from_the_project_file(kits, run):
     """The sites know from FLARE who was in the run, and hold a project file that does not name everybody."""
-    file = stripped(kits, run)
+    content = yaml.safe_load(kits.project.read_text())
+    content["participants"] = [entry for entry in content["participants"] if entry["name"] != "hospital-c"]
+    file = write_text(run / "project.yml", yaml.safe_dump(content))
     for site in SITES[:2]:
+        cast(kits, site, run, project=file, code=1)
         assert "hospital-c" in str(json.loads((run / f"vote-{site}.json").read_text())["content"]["reasons"])
     for project in (file, kits.project):
         with pytest.raises(FedTARError):
@@ -256,16 +247,6 @@ def test_which_figures_are_beyond_which_gate(kits, tmp_path, figures, gates):
     bounded = project.replace(max_epsilon=3.0)
     for epsilon, beyond in ((None, True), (3.1, True), (2.9, False)):
         assert ("max_epsilon" in [*gates_beyond(bounded, details, epsilon)]) is beyond
-
-
-def test_the_privacy_account_is_of_a_run_that_made_updates(tmp_path):
-    ledger = PatientLedger(tmp_path / "ledger.json")
-    assert ledger.spent("run") is None
-    ledger.add("run", 1.0, 0.1, 50)
-    ledger.add("other", 2.0, 0.1, 50)
-    alone = PatientLedger(tmp_path / "ledger.json", "run").spent("run")
-    assert ledger.spent("run") == ledger.spent("other") > alone > 0
-    assert ledger.spent("third") is None and ledger.epsilon_with(1.0, 0.1, 5) > ledger.spent("run")
 
 
 def test_a_site_notes_with_whom_a_job_was_started(home, tmp_path, monkeypatch):
