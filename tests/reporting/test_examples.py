@@ -30,14 +30,7 @@ from fedtar_flare.learning.findings import ReadFinding
 from fedtar_flare.metrics import drift
 from fedtar_flare.metrics.significance import against_others, mean_score
 from fedtar_flare.reporting import examples as module
-from fedtar_flare.reporting.examples import (
-    EXAMPLES_FILE,
-    Example,
-    SiteExamples,
-    examples_page,
-    scores_by_group,
-    write_examples,
-)
+from fedtar_flare.reporting.examples import EXAMPLES_FILE, Example, SiteExamples, examples_page, write_examples
 from fedtar_flare.reporting.page import write_report
 from fedtar_flare.reporting.periods import write_periods
 from fedtar_flare.synthetic.build import report_of
@@ -50,10 +43,10 @@ ONE = Example(1, 1, 1, DRAFT, REFERENCE)
 SITE = SiteExamples("east", 2, True, "ct", (ONE,))
 
 
-def scored(*visits, modality="ct", size=(8, 3, 64, 64)):
+def scored(*visits):
     """What an evaluation of ``visits`` (patient, report) gives, and prepared images of noise."""
-    day, noise = datetime(2020, 3, 4), np.random.default_rng(0).integers(0, 256, size, np.uint8)
-    made = [Visit(p, f"{p}-{i}", day.replace(day=i + 1), Path("x"), r, modality) for i, (p, r) in enumerate(visits)]
+    noise = np.random.default_rng(0).integers(0, 256, (8, 3, 64, 64), np.uint8)
+    made = [Visit(p, f"{p}-{i}", datetime(2020, 3, i + 1), Path("x"), r, "ct") for i, (p, r) in enumerate(visits)]
     samples = [Sample(visit, None, None, 1, "test", None) for visit in made]
     texts = [f"draft of {visit.report}" for visit in made]
     return Evaluated({}, None, [], samples, texts), [Prepared(noise, np.zeros(len(noise)))] * len(made)
@@ -142,8 +135,12 @@ def test_a_claim_of_change_is_shown_with_the_key_slices_of_both_visits(tmp_path)
     site = replace(SITE, examples=examples)
     shown = [e.get("src") for e in ElementTree.fromstring(examples_page(site)).iter("img")]
     assert {*both, *alone} <= {*shown}
-    write_examples(tmp_path, site)
+    page = write_examples(tmp_path, site)
     assert module.read_examples(tmp_path / EXAMPLES_FILE) == site
+    assert {path.stat().st_mode & 0o777 for path in (page, tmp_path / EXAMPLES_FILE)} == {0o600}
+    (tmp_path / EXAMPLES_FILE).write_text("{}")
+    with pytest.raises(FedTARError, match="no examples"):
+        module.read_examples(tmp_path / EXAMPLES_FILE)
 
 
 @settings(max_examples=30)
@@ -170,14 +167,6 @@ def test_the_run_s_page_shows_synthetic_examples_and_no_others(tmp_path):
     assert "These are of round 2, the last to be scored; the scores are of round 3." in page
 
 
-def test_examples_are_the_owner_s_alone_and_anything_else_is_refused(tmp_path):
-    page = write_examples(tmp_path, SITE)
-    assert {path.stat().st_mode & 0o777 for path in (page, tmp_path / EXAMPLES_FILE)} == {0o600}
-    (tmp_path / EXAMPLES_FILE).write_text("{}")
-    with pytest.raises(FedTARError, match="no examples"):
-        module.read_examples(tmp_path / EXAMPLES_FILE)
-
-
 def test_p_is_that_of_a_permutation_test():
     values = np.random.default_rng(3).normal(size=40) + 0.7 * (np.arange(40) < 12)
     groups = values[:12], values[12:]
@@ -196,13 +185,13 @@ def test_a_group_whose_drafts_are_worse_is_warned_of_on_the_page(tmp_path):
         samples.append(Sample(visit, None, sex, 1, "test"))
     texts = ["The heart is normal." if sample.sex == "M" else text for sample in samples]
     rows = report_rows(samples, texts, [1.0] * 42, personal=True)
-    scores = scores_by_group(samples, rows, 5)
+    scores = module.scores_by_group(samples, rows, 5)
     behind = {(of.kind, of.group, of.score) for of in scores if of.behind}
     assert behind == {("sex", "men", score) for score in ("rouge_l", "ctrate_rules_f1")}
     patients = {"scanner MAKER": 33, "scanner unknown": 9, "sex men": 20, "sex women": 20}
     patients |= {"age 40 to 59": 20, "age 60 to 79": 12, "age under 40": 10}
     assert {f"{of.kind} {of.group}": of.patients for of in scores} == patients
-    assert {of.patients for of in scores_by_group(samples, rows, 2) if of.group == "unknown"} == {2, 9}
+    assert {of.patients for of in module.scores_by_group(samples, rows, 2) if of.group == "unknown"} == {2, 9}
     page = examples_page(SiteExamples("s", 1, False, "ct", (), scores))
     assert "sex, men: ROUGE-L" in page and page.count("falls behind.") == 2
     assert "No group falls behind" in examples_page(SiteExamples("s", 1, False, "ct", (), scores[4:]))

@@ -73,9 +73,8 @@ def test_the_numbers_of_the_run_are_on_it(tmp_path):
     for validation, outer in zip(run.validations, run.events(Outer), strict=True):
         assert f"all reports, round {validation.round}: {validation.loss:.3f}<" in tips
         assert " ".join(f"{alpha:.3f}" for alpha in outer.alpha_after) in said
-    assert all(
-        more in said for more in ("4 min 12 s", "7.94 MB", "28 ×", "min_cell", "2.15.0", "The shared adapter alone")
-    )
+    more = ("4 min 12 s", "7.94 MB", "28 ×", "min_cell", "2.15.0", "The shared adapter alone")
+    assert all(words in said for words in more)
 
 
 def test_numbers_under_min_cell_are_blanked_wherever_they_could_be_read_or_worked_out(tmp_path):
@@ -192,11 +191,11 @@ def test_of_an_unknown_method_the_shared_events_are_read_and_shown(tmp_path):
     assert 'id="scores"' in page(run) and "alpha after" not in page(run)
 
 
+UNKNOWN = st.text(min_size=1).map(lambda name: f"x-{name}")
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=5)
-@given(
-    st.dictionaries(st.text(min_size=1).map(lambda name: f"x-{name}"), st.none() | st.integers() | st.text()),
-    st.text(min_size=1).map(lambda name: f"x-{name}"),
-)
+@given(st.dictionaries(UNKNOWN, st.none() | st.integers() | st.text()), UNKNOWN)
 def test_unknown_events_and_unknown_fields_are_passed_over(tmp_path, more, kind):
     folder = tmp_path / "run"
     (folder / "rounds.jsonl").unlink(missing_ok=True)

@@ -29,14 +29,18 @@ ROWS = [
 ]  # fmt: skip
 
 
+def data_of(page):
+    """What a page shows."""
+    return json.loads(re.search(r'id="data">(.*?)</script>', page.read_text())[1])
+
+
 @pytest.fixture
 def made(tmp_path):
     """The state, the page, what it shows, and its key."""
     state = write_report_scores(tmp_path / "STATE", 3, ROWS).parent
     here("read", state)
     (page,) = state.glob("reading-*.html")
-    data = json.loads(re.search(r'id="data">(.*?)</script>', page.read_text())[1])
-    return state, page, data, json.loads(page.with_suffix(".json").read_text())["cases"]
+    return state, page, data_of(page), json.loads(page.with_suffix(".json").read_text())["cases"]
 
 
 def answers_of(made, reader, choose, changes=()):
@@ -77,23 +81,17 @@ def test_images_lie_in_a_private_folder_under_names_that_tell_no_side(tmp_path):
     here("read", state, "--images", tmp_path / "manifest.csv", "-o", tmp_path / "pages/reading.html")
     (folder,) = (tmp_path / "pages").glob("reading-*")
     cases = json.loads((state / folder.name).with_suffix(".json").read_text())["cases"]
-    shown = json.loads(re.search(r'id="data">(.*?)</script>', (tmp_path / "pages/reading.html").read_text())[1])[
-        "cases"
-    ]
-    assert folder.stat().st_mode & 0o777 == 0o700 and {file.stat().st_mode & 0o777 for file in folder.iterdir()} == {
-        0o600
-    }
+    shown = data_of(tmp_path / "pages/reading.html")["cases"]
+    assert [path.stat().st_mode & 0o777 for path in (folder, *folder.iterdir())] == [0o700, *[0o600] * 6]
     for number, (case, one) in enumerate(zip(cases, shown, strict=True), start=1):
         at = next(i for i, visit in enumerate(visits) if visit.visit_id == case["visit"])
         expected = {"now": at} | ({"before": at - 1} if at % 2 else {})
-        assert {when: one[when] for when in one if when not in "ab"} == {
-            when: f"{folder.name}/{number}-{when}.png" for when in expected
-        }
+        names = {when: f"{folder.name}/{number}-{when}.png" for when in expected}
+        assert {when: one[when] for when in one if when not in "ab"} == names
         for when, i in expected.items():
             small = [np.asarray(Image.open(file).convert("L").resize((16, 16)), float).ravel()
                      for file in (tmp_path / "pages" / one[when], visits[i].image)]  # fmt: skip
             assert np.corrcoef(small)[0, 1] > 0.9
-    assert len(list(folder.iterdir())) == 6
     before = sorted(tmp_path.rglob("*"))
     assert here("read", state, "--images", tmp_path / "manifest.csv", "-o", tmp_path / "pages")[0] == 1
     assert sorted(tmp_path.rglob("*")) == before, "of a page that cannot be written, no key and no image stays"

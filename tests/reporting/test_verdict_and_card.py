@@ -15,8 +15,10 @@ from recorded_runs import RUN_ID, SITES, SOUTH, edit, write_run
 from tables import cases
 
 from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.files import write_json
 from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.record.events import End, Evaluation, SiteScores, SiteValidation, Start, Validation
+from fedtar_flare.reporting import control
 from fedtar_flare.reporting.alarms import alarms
 from fedtar_flare.reporting.control import keep_control
 from fedtar_flare.reporting.model_card import model_card, write_model_card
@@ -25,6 +27,10 @@ from fedtar_flare.reporting.plots import SMALL, Chart, Series, sharing_y, ticks
 from fedtar_flare.reporting.run import Run, read_run
 from fedtar_flare.reporting.scores import overall
 from fedtar_flare.reporting.verdict import MOST, UNKNOWN, closing_box, key_numbers, verdict
+from fedtar_flare.suite.file import read_suite
+from fedtar_flare.suite.plan import experiments
+from fedtar_flare.suite.results import result_file
+from tools.keep_control import keep
 
 
 def run_of(before, after, *, generic=None, n=40, validation=(1.0,), sites=("a", "b")):
@@ -71,6 +77,27 @@ def test_another_run_is_no_control_of_a_run(tmp_path, changes):
     run, other = alone_in(tmp_path, **changes)
     with pytest.raises(ConfigError, match="local_patient"):
         keep_control(run, other)
+
+
+def test_means_of_a_suite_over_hospitals_and_seeds_stand_beside_the_very_job(tmp_path, monkeypatch):
+    sites, arms = ["site-1", "site-2"], {"alone": {"method": "local_patient"}, "fedtar": {"method": "fedtar"}}
+    run = read_run(write_run(tmp_path / "run", sites=sites, content=True))
+    suite = {"name": "made-up", "sites": sites, "seeds": [0, 1], "settings": {"preset": "tiny"}, "arms": arms}
+    (file := tmp_path / "suite.yaml").write_text(yaml.safe_dump(suite))
+    planned = [run for run in experiments(read_suite(file)) if run.name == "alone"]
+    for done, values in zip(planned, [(0.2, 0.4), (0.5, 0.7)], strict=True):
+        scores = [{"all": {"n": 40, "degree_accuracy": value}} for value in values]
+        event = {"round": 3, "sites": dict(zip(sites, scores, strict=True)), "generic": {}}
+        result = {"scored_round": 3, "evaluations": [event], "counts": run.start.counts, "shares": False}
+        write_json(result_file(tmp_path / "out", done), result | {"label": "alone", "seed": done.seed})
+    kept = keep(tmp_path / "run", tmp_path / "out", str(file), tmp_path / "control.json")
+    monkeypatch.setattr(control, "SHIPPED", kept)
+    box = closing_box(run).splitlines()
+    assert "each hospital alone: kept from suite made-up, seed 0, 1" in box
+    (line,) = (line for line in box if line.startswith("degree right"))
+    assert line.endswith("alone 45.0")
+    other = read_run(write_run(tmp_path / "other", sites=sites, content=True, rounds=2))
+    assert UNKNOWN in closing_box(other)
 
 
 NAMES, COUNTS = st.sampled_from(["bleu_4", "finding_f1_known", "contradictions"]), st.sampled_from([4, 19, 20, 300])
@@ -123,8 +150,9 @@ def head_of(card):
     return yaml.safe_load(head)
 
 
-def test_the_card_beside_the_adapter(tmp_path):
-    run = read_run(write_run(tmp_path))
+def test_the_card_beside_the_adapter_has_the_scores_of_its_round(tmp_path):
+    edit(write_run(tmp_path), "validation", at=2, sites={site: {"validation_loss": 0.01, "n": 9} for site in SITES})
+    run = read_run(tmp_path)
     (tmp_path / "adapter").mkdir()
     path = write_model_card(run, tmp_path / "adapter")
     assert path == tmp_path / "adapter" / "README.md" and [p.name for p in path.parent.iterdir()] == ["README.md"]
@@ -133,12 +161,8 @@ def test_the_card_beside_the_adapter(tmp_path):
     values = {metric["type"]: metric["value"] for metric in result["metrics"]}
     assert values["bleu_4"] == round(100 * overall(run).after["bleu_4"], 1) and "n" not in values
     assert head_of(card)["library_name"] == "peft" and head_of(card)["license"] == "Apache-2.0"
-    for words in (
-        f"# Shared adapter of run {RUN_ID}",
-        "Not for clinical use",
-        "| hospital-north | train | 30 | 21 | 12 |",
-    ):
-        assert words in card, words
+    assert f"# Shared adapter of run {RUN_ID}" in card and "Not for clinical use" in card
+    assert "warm start → round 2;" in card and "| hospital-north | train | 30 | 21 | 12 |" in card
     bleu = [f"{100 * run.shown.sites['hospital-north'].all[f'bleu_{n}']:.1f}" for n in (1, 2)]
     assert f"| hospital-north | all | 21 | 8.0 → {bleu[0]} | 8.0 → {bleu[1]}" in card
 
@@ -152,12 +176,6 @@ def test_small_cells_are_blank_and_cannot_be_worked_out_from_totals(tmp_path):
     edit(tmp_path, "evaluation", sites={"a": cells, "b": cells})
     card = model_card(read_run(tmp_path))
     assert "| a | all | over 9 |" in card and "| mean of sites | all | over 18 |" in card
-
-
-def test_scores_are_those_of_the_adapters_round(tmp_path):
-    write_run(tmp_path)
-    edit(tmp_path, "validation", at=2, sites={site: {"validation_loss": 0.01, "n": 9} for site in SITES})
-    assert "warm start → round 2;" in model_card(read_run(tmp_path))
 
 
 def test_names_from_outside_stay_in_their_cell_and_a_run_without_scores_has_a_card(tmp_path):

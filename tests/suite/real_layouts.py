@@ -7,6 +7,8 @@ from kits import write_noise
 from tables import lay
 from tiny_models import write_cvt, write_gpt2, write_llama, write_timm
 
+from fedtar_flare.core.files import write_text
+
 WORDS = ("pleural effusion", "pneumothorax", "consolidation", "cardiomegaly", "lung mass", "atelectasis")
 
 
@@ -50,9 +52,7 @@ def mimic(place: Path, patients: int) -> None:
         subject, study, dicom = str(10_000_000 + i), str(50_000_000 + i), f"d{i}"
         files.append(f"files/p{subject[:2]}/p{subject}/s{study}/{dicom}.jpg")
         text = "FINAL REPORT\n FINDINGS: {}\n\n IMPRESSION: {}\n".format(*report(i))
-        (lay(place / "mimic-cxr", {}, [f"{Path(files[-1]).parent}.txt"]) / f"{Path(files[-1]).parent}.txt").write_text(
-            text
-        )
+        write_text(place / "mimic-cxr" / f"{Path(files[-1]).parent}.txt", text)
         about = {"dicom_id": dicom, "subject_id": subject, "study_id": study}
         more = {"ViewPosition": "PA", "Rows": "64", "Columns": "64", "StudyDate": "21800506", "StudyTime": "213014.531"}
         images.append(about | more)

@@ -127,10 +127,9 @@ def test_a_difference_is_what_the_rows_say_and_the_same_results_differ_by_nothin
     for experiment in planned:
         better = experiment.name == "alone"
         drafted = {"findings_in_text": [finding] * better, "changes_in_text": [[finding, ["resolved", "new"][better]]]}
-        every = true | drafted
-        rows = [
-            every | {"site": s, "patient_id": f"{n}", "cider": n / 10 + better / 2} for s in SITES for n in range(8)
-        ]
+        ciders = {f"{n}": n / 10 + better / 2 for n in range(8)}
+        own = [{"site": site, "patient_id": n, "cider": cider} for site in SITES for n, cider in ciders.items()]
+        rows = [true | drafted | one for one in own]
         keep(tmp_path, experiment, {}, rows)
     tests = {test.score: test for test in differences(read_results(tmp_path, planned), "fedavg")}
     for score, more in (("cider", 0.5), ("finding_f1_new", 1.0), ("finding_change_micro_f1", 1.0)):
