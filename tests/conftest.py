@@ -68,6 +68,15 @@ def cohort(home):
     return prepare_cohort(made, preset("tiny"), home / "prepared")
 
 
+@pytest.fixture
+def site_files(home, tmp_path, monkeypatch):
+    """The folder of files of synthetic sites, whose state lies in the test's own folder."""
+    from hospital_site import write_site_files
+
+    write_site_files(tmp_path, home, monkeypatch)
+    return tmp_path / "sites"
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """Folder of the real public data; the test is skipped, with the reason, where it is absent."""

@@ -8,9 +8,8 @@ from fedtar_flare.testing import Hospital
 
 
 @pytest.fixture
-def hospital(home, tmp_path, monkeypatch):
+def hospital(site_files, tmp_path):
     """Site files of the test's own folder; makes a site, does its handshake, and gives the site, reply and start."""
-    write_site_files(tmp_path, home, monkeypatch)
 
     def greeted(run_id="run", evaluate=False, **settings):
         site = Hospital(tmp_path, **settings)

@@ -5,7 +5,6 @@ import dataclasses
 import pytest
 import torch
 from federation import Spoilt, federation, run, slowed
-from hospital_site import write_site_files
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -177,8 +176,7 @@ def test_scores_come_at_the_end_of_periods_and_from_a_late_site_before_it_learns
 
 
 @pytest.mark.parametrize("method", ["fedtar", "local"])
-def test_what_lies_in_the_future_changes_nothing_but_the_scores_of_it(home, tmp_path, monkeypatch, method):
-    write_site_files(tmp_path, home, monkeypatch)
+def test_what_lies_in_the_future_changes_nothing_but_the_scores_of_it(site_files, tmp_path, monkeypatch, method):
     found = []
     for number, report in enumerate((None, "Both lungs are clear.")):
         one = Hospital(tmp_path, fresh=False, method=method, model={"max_length": 8, "num_beams": 1}, data=FEW)
@@ -219,9 +217,7 @@ def test_what_lies_in_the_future_changes_nothing_but_the_scores_of_it(home, tmp_
     assert [[t for t, cell in one.items() if cell["n"]] for one in scored] == [["1"], ["2"], ["3"]]
 
 
-def test_a_job_that_adds_a_period_scores_its_visits_before_it_learns_and_only_once(home, tmp_path, monkeypatch):
-    write_site_files(tmp_path, home, monkeypatch)
-
+def test_a_job_that_adds_a_period_scores_its_visits_before_it_learns_and_only_once(site_files, tmp_path):
     def ask(task, steps, r, t, w=None, rounds=1, **more):
         data = FEW | {"alignment": "period", "periods": ["2019-04-01", "2019-07-01"][: steps - 1]}
         data |= {"replay_share": float(steps < 3)}

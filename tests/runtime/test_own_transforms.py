@@ -3,7 +3,7 @@
 import nibabel
 import numpy as np
 import pytest
-from hospital_site import SETTINGS, write_site_files
+from hospital_site import SETTINGS
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.imaging.transforms import preparation
@@ -18,12 +18,7 @@ from fedtar_flare.testing import Hospital, executor_of
 SMOOTH = {"name": "GaussianSmoothd", "sigma": 3.0}
 NOISE = {"name": "RandGaussianNoised", "prob": 1.0, "std": 0.2}
 TRAINING = {**SETTINGS["training"], "local_steps": 1}
-
-
-@pytest.fixture(autouse=True)
-def site_files(tmp_path, home, monkeypatch):
-    write_site_files(tmp_path, home, monkeypatch)
-    return tmp_path / "sites" / "site-1.yaml"
+pytestmark = pytest.mark.usefixtures("site_files")
 
 
 def site_with(tmp_path, *transforms):

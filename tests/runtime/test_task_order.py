@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hospital_site import T, write_site_files
+from hospital_site import T
 
 from fedtar_flare.core.errors import DataError
 from fedtar_flare.methods.fedavg import METHOD
@@ -19,9 +19,8 @@ ORDERED = METHOD.derive(
 
 
 @pytest.fixture(autouse=True)
-def _environment(home, tmp_path, monkeypatch, announce):
+def _environment(site_files, announce):
     announce(ORDERED)
-    write_site_files(tmp_path, home, monkeypatch)
 
 
 def hospital(folder, **settings):

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from hospital_site import write_site_files
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare.core.errors import ExchangeError
@@ -91,8 +90,7 @@ def test_alpha_labels_and_scores_of_images_stay(run):
 
 
 @pytest.mark.parametrize("least", [1, 2])
-def test_the_number_of_skipped_updates_is_sent_where_a_cell_is_of_one_patient(least, home, tmp_path, monkeypatch):
-    write_site_files(tmp_path, home, monkeypatch)
+def test_the_number_of_skipped_updates_is_sent_where_a_cell_is_of_one_patient(least, site_files, tmp_path):
     site = Hospital(tmp_path, method="fedkei", **SETTINGS | {"data": {"synthetic_patients": 20, "min_cell": least}})
     header = TaskHeader("fedkei", "run", 0, 0, 2, 2, after=version(0, 0), initial_site="site-1")
     _, start = site.run("handshake", header)
