@@ -114,7 +114,11 @@ def grouped(texts: Sequence[str], groups: Sequence[str]) -> dict[str, dict[str, 
     for key, value in pairs(texts, "--set").items():
         group, _, name = key.partition(".")
         if group not in groups or not name:
-            raise ConfigError(f"--set {key}: write GROUP.NAME=VALUE with a group of {', '.join(groups)}")
+            from fedtar_flare.core.settings import suggestion
+
+            form = "GROUP.NAME=VALUE ('fedtar settings' lists all)"
+            known = f"{', '.join(groups)}{suggestion(group, groups) if name else ''}"
+            raise ConfigError(f"--set {key}: write {form}, with a group of {known}")
         settings.setdefault(group, {})[name] = value
     return settings
 

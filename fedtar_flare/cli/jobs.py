@@ -354,12 +354,18 @@ def _recipe(arguments: argparse.Namespace, at_once: bool = False, **more: Any) -
     definition = method(arguments.method)
     file = arguments.settings
     settings: dict[str, Any] = read_yaml(file, "'name: value' lines, arguments of the recipe") if file else {}
+    groups = (*GROUPS, *definition.settings)
+    for name, value in settings.items():
+        if name == "method":
+            raise ConfigError(f"{file}: 'method' is chosen by the option --method, not in this file")
+        if name in groups and not isinstance(value, dict):
+            raise ConfigError(f"{file}: '{name}' must be a group of 'name: value' lines, not {value!r}")
     chosen = {option: value for option, value in vars(arguments).items() if value is not None}
     settings |= {name: chosen[option] for option, name in _OF_RECIPE.items() if option in chosen}
     for option, (group, name) in _OF_GROUPS.items():
         if option in chosen:
             settings.setdefault(group, {})[name] = chosen[option]
-    for group, values in grouped(arguments.set, (*GROUPS, *definition.settings)).items():
+    for group, values in grouped(arguments.set, groups).items():
         settings[group] = {**settings.get(group, {}), **values}
     if at_once and isinstance(model := settings.get("model"), dict):
         settings["model"] = {name: _whole(name, value) for name, value in model.items()}

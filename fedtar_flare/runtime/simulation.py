@@ -134,7 +134,10 @@ def site_names(sites: int | str | Sequence[str]) -> list[str]:
 
 @contextlib.contextmanager
 def _interruptible(folder: Path) -> Iterator[None]:
-    """Within the context Ctrl-C ends the run as an interruption, though FLARE catches it and returns."""
+    """Within the context Ctrl-C, a kill and a closed terminal end the run as an interruption, and all its processes.
+
+    FLARE ends its processes at Ctrl-C alone, which it catches, and returns.
+    """
     if threading.current_thread() is not threading.main_thread():  # signals are handled by that one
         yield
         return
@@ -144,13 +147,17 @@ def _interruptible(folder: Path) -> Iterator[None]:
         interrupts.append(number)
         signal.default_int_handler(number, frame)
 
-    before = signal.signal(signal.SIGINT, note)
+    ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in ends if signal.getsignal(number) is not signal.SIG_IGN}
+    for number in before:  # an ignored one stays so, as under nohup
+        signal.signal(number, note)
     try:
         yield
     except KeyboardInterrupt:
         pass
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     if interrupts:
         events = read_events(folder) if (folder / ROUNDS_FILE).is_file() else []
         rounds = sum(isinstance(event, Validation) for event in events)

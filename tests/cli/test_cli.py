@@ -71,14 +71,23 @@ def test_the_installed_command_ends_with_its_output_its_code_and_what_was_to_be_
     assert (done.returncode, done.stdout, done.stderr) == (3, "shown\nat the end\n", "")
 
 
-def test_ctrl_c_ends_a_simulation_as_an_interruption(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_ctrl_c_a_kill_and_a_closed_terminal_end_a_simulation_as_an_interruption(sent, tmp_path, monkeypatch, capsys):
     def caught(*_):  # as FLARE's runner catches it, and returns
         with contextlib.suppress(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), sent)
 
     monkeypatch.setattr(MethodRecipe, "execute", caught)
     assert main(["simulate", "--preset", "tiny", "-w", str(tmp_path)]) == 130
     assert "interrupted after 0 whole rounds" in capsys.readouterr().err
+
+
+def test_a_file_of_settings_says_what_does_not_belong_there(tmp_path, no_process):
+    (file := tmp_path / "settings.yaml").write_text("method: fedavg")
+    assert "chosen by the option --method" in failing("simulate", "--settings", file)
+    file.write_text("training: 3")
+    told = failing("simulate", "--settings", file, "--set", "training.lr=1")
+    assert "'training' must be a group of 'name: value' lines, not 3" in told
 
 
 def test_a_site_file_that_is_missing_or_wrong_starts_nothing(tmp_path, no_process):
