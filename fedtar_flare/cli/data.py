@@ -167,7 +167,7 @@ def index(arguments: argparse.Namespace) -> None:
     notes = dict(sorted(index.notes.items()))
     counts = {"manifest": arguments.out, "files": index.files, "dicom_files": index.dicom, "studies": rows}
     counts |= {"patients": patients, "left_out": index.rejected(), "passed_over": notes}
-    counts["reports_without_study"] = index.spare
+    counts["reports_without_study"] = len(index.spare)
     lines = [f"{arguments.out}: {rows} studies of {patients} patients ({index.dicom} DICOM files of {index.files})"]
     lines += index.lines()
     lines += [f"  passed over within studies, {reason}: {n}" for reason, n in notes.items()]
@@ -202,7 +202,9 @@ def _lines(findings: Check, summary: dict[str, Any]) -> list[str]:
     lines.append(f"  visits per patient   {per_patient or '-'}")
     for name, key in spreads.items():
         if (values := summary[key])["n"]:
-            lines.append(f"  {name:<21}median {values['median']:.4g} ({values['min']:.4g} to {values['max']:.4g})")
+            form = ".0f" if key == "gap_days" else ".4g"
+            median, least, most = (format(values[of], form) for of in ("median", "min", "max"))
+            lines.append(f"  {name:<21}median {median} ({least} to {most})")
     lines += [f"  noted, {reason}: {n}" for reason, n in summary["notes"].items()]
     for kind, visits in sorted(findings.identifiers.items()):
         lines.append(f"  likely identifier in the report, {kind}: {len(visits)}, such as in {', '.join(visits[:3])}")
@@ -269,7 +271,8 @@ def synth(arguments: argparse.Namespace) -> None:
     written = write_sites(arguments.out, names, timeline=timeline, options=options, **size)
     line = "{0.site}: {0.patients} patients, {0.visits} visits: {0.manifest} (truth: {0.truth.name})"
     lines = [line.format(site) for site in written]
-    show(arguments, [vars(site) for site in written], *lines, _how_to_train(arguments.out, written))
+    how_to = _how_to_train(arguments.out, written, arguments.time_steps)
+    show(arguments, [vars(site) for site in written], *lines, how_to)
 
 
 def partition(arguments: argparse.Namespace) -> None:
@@ -286,10 +289,10 @@ def partition(arguments: argparse.Namespace) -> None:
         steps = ", ".join(f"t={t}: {n}" for t, n in enumerate(site.visits_per_step, start=1))
         lines.append(f"{site.site:<{width}}  {site.patients} patients, {site.visits} visits ({steps})")
     lines += ["Left out: " + ", ".join(f"{reason} {n}" for reason, n in left_out.items())] if left_out else []
-    how_to = _how_to_train(arguments.out, sites)
+    how_to = _how_to_train(arguments.out, sites, arguments.time_steps)
     show(arguments, {"sites": [vars(site) for site in sites], "left_out": left_out}, *lines, how_to)
 
 
-def _how_to_train(out: Path, sites: Sequence[Any]) -> str:
-    folder = shlex.quote(str(out / "sites"))
-    return f"Train on them: FEDTAR_SITES={folder} fedtar simulate -n {','.join(site.site for site in sites)}"
+def _how_to_train(out: Path, sites: Sequence[Any], time_steps: int) -> str:
+    folder, names = shlex.quote(str(out / "sites")), ",".join(site.site for site in sites)
+    return f"Train on them: FEDTAR_SITES={folder} fedtar simulate -n {names} --time-steps {time_steps}"

@@ -62,12 +62,12 @@ class Index:
     by_patient: dict[str, list[File]] = field(default_factory=lambda: defaultdict(list))  # by PatientID
     files: int = 0  # number of all files
     dicom: int = 0  # and of DICOM files
-    spare: int = 0  # reports that belong to no study
+    spare: list[str] = field(default_factory=list)  # origins of reports that belong to no study
 
     def lines(self) -> list[str]:
         """What was left out, for people."""
-        spare = [f"  reports that belong to no study: {self.spare}"] if self.spare else []
-        return [*left_out_lines(self.problems), *spare]
+        such = f"{len(self.spare)}, such as: {'; '.join(self.spare[:3])}"
+        return [*left_out_lines(self.problems), *([f"  reports that belong to no study: {such}"] if self.spare else [])]
 
     def rejected(self) -> dict[str, int]:
         """Reason to number."""

@@ -31,7 +31,7 @@ ByKey = dict[tuple[str, ...], list[Report]]
 
 
 def join_reports(index: Index, reports: Path | None) -> None:
-    """Give each study of an index its report, and count the reports that belong to none.
+    """Give each study of an index its report, and find the reports that belong to none.
 
     A study whose report is not certain is left out under a reason: ``docs/how-to/from-pacs.md`` has them.
     """
@@ -60,7 +60,8 @@ def join_reports(index: Index, reports: Path | None) -> None:
                 study.report, study.report_file = (content, None) if isinstance(content, str) else ("", content)
             used |= {report.origin for report in matching}
             index.studies.append(study)
-    index.spare = len({report.origin for some in by_key.values() for report in some} - used)
+    known = dict.fromkeys(report.origin for some in by_key.values() for report in some)
+    index.spare = [origin for origin in known if origin not in used]
 
 
 def _matching(study: Study, by_key: ByKey, index: Index) -> Sequence[Report]:
