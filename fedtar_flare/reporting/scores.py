@@ -65,8 +65,10 @@ def overall(run: Run, generic: bool = False) -> Row | None:
 
 
 def key_scores(row: Row) -> list[str]:
-    """The scores that summarise a row."""
-    seen, others = ([name for name in names if name in row.before or name in row.after] for names in (SEEN, KEY))
+    """The scores that summarise a row; where no true findings are known, presence F1 stands before the wording."""
+    scored = {*row.before, *row.after}
+    key = KEY if "finding_f1_known" in scored else dict.fromkeys(("presence_f1", *KEY))
+    seen, others = ([name for name in names if name in scored] for names in (SEEN, key))
     return seen + others[:5]
 
 

@@ -28,6 +28,8 @@ def verdict(run: Run, sections: Sequence[Section] = ()) -> list[str]:
     lines = [f"From the {start_name(run)} to round {run.shown.round} ({over})."]
     if control := control_of(run):
         lines.append(f"Alone: each hospital by itself ({control.site}).")
+    elif joined(run):
+        lines.append(f"Each hospital alone: {UNKNOWN}.")
     if off and off.after:
         known = (f"{SCORES[name].label} {score(name, off.after.get(name), off.n)}" for name in key_scores(off)[:MOST])
         lines.append(f"The shared adapter alone, as other hospitals get it, reaches {', '.join(known)}.")
