@@ -81,7 +81,8 @@ def score(arguments: argparse.Namespace) -> None:
     every: list[tuple[str, Any]] = [*averages.items(), *classes.items()]
     for title, scores in every:
         values = ["-" if (value := scores[key]) is None else f"{value:.3f}" for key in ("precision", "recall", "f1")]
-        lines.append(f"{title:<34}{values[0]:>10}{values[1]:>8}{values[2]:>8}{scores.get('n', ''):>7}")
+        values.append(f"{scores['n']:.0f}" if "n" in scores else "")
+        lines.append(f"{title:<34}{values[0]:>10}{values[1]:>8}{values[2]:>8}{values[3]:>7}")
     data = {"reports": len(rows), "averages": averages, "classes": classes}
     if arguments.checked:
         noise = noise_of(rows, name, arguments.checked)

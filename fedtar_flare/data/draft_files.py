@@ -29,7 +29,7 @@ def read_texts(file: Path, kind: str) -> dict[str, Text]:
         text = next((entry[name] for name in TEXTS[kind] if name in entry), None)
         if not isinstance(text, str) or not isinstance(study, str | int) or not str(study).strip():
             needed = f"a study ({' or '.join(IDS)}) and a text ({' or '.join(TEXTS[kind])})"
-            raise ConfigError(f"{file}: {kind} {number} must have {needed}")
+            raise ConfigError(f"{file}: {kind} {number} must have {needed}; there is: {', '.join(entry) or 'nothing'}")
         if (name := str(study)) in texts:
             raise ConfigError(f"{file}: study '{name}' is there twice: keep one {kind} of it")
         if re.search("[\ud800-\udfff]", f"{name}{text}"):

@@ -319,9 +319,10 @@ class ReadOnlyState(SiteState):
 
 def state_of_run(folder: Path, run_id: str, part: str) -> SiteState:
     """Open a state in a folder ``<run id>/<site>``."""
+    folder = folder.resolve()
     if folder.parent.name != run_id:
-        fits = f"the {part} fits only the run that it was trained in"
-        raise ConfigError(f"{folder} is the state of run {folder.parent.name}, the adapter is of run {run_id}; {fits}")
+        place = f"name the site's folder in {run_id}, <state folder>/{run_id}/<site>"
+        raise ConfigError(f"{folder} has no {part} of run {run_id}, which the adapter is of: {place}")
     return SiteState(folder.parent.parent, folder.parent.name, folder.name)
 
 

@@ -92,7 +92,7 @@ WRONG = {
     "no draft of study 's1'": DRAFTS[1:],
     "no report of study 'x'": [*DRAFTS, DRAFTS[0] | {"study_id": "x"}],
     "'s3' is there twice": [*DRAFTS, DRAFTS[2]],
-    "draft 1 must have a study": [{"study_id": "s1", "words": "Clear."}],
+    "draft or report); there is: study_id, words": [{"study_id": "s1", "words": "Clear."}],
 }
 
 

@@ -106,7 +106,7 @@ def test_a_draft_is_what_the_site_s_own_learner_writes(cohort, tmp_path, kind):
     [("method 'fedtra' is unknown; did you mean 'fedtar'", {"method": "fedtra"}),
      ("'fedavg' keeps no adapters .* without --state", {"method": "fedavg"}),
      (rf"no patient part of round {ROUND - 1}.*versions there: 0003-02", {"round": ROUND - 1}),
-     ("is the state of run run-1, the adapter is of run run-2", {"run_id": "run-2"})],
+     ("run-1/.* has no patient part of run run-2.*: name the site's folder in run-2", {"run_id": "run-2"})],
 )  # fmt: skip
 def test_an_adapter_of_another_method_run_or_round_is_refused(run, tmp_path, caplog, words, changes):
     named = Drafter(with_info(run, tmp_path / "named", method="fedtar"), state=run.state.folder, device="cpu")
