@@ -270,6 +270,7 @@ def continue_(arguments: argparse.Namespace) -> None:
     approval. Each site first writes the reports of the new period's visits, which nothing was learnt from.
     """
     from fedtar_flare.provision.resume import continued_recipe, resume
+    from fedtar_flare.reporting.run import find_run
 
     run, rounds, begins = arguments.run_to_continue, arguments.rounds, arguments.begins
     if rounds < 1:
@@ -278,7 +279,8 @@ def continue_(arguments: argparse.Namespace) -> None:
         how = given(arguments, "job_folder", "rounds", "begins", "learn", "min_sites")
         job_id = resume(run, arguments.kit, period=True, **how)["job_id"]
         return show(arguments, {"job_id": job_id, "continues": run}, job_id)
-    _simulate_from(arguments, Path(run), continued_recipe(Path(run), rounds, begins, arguments.learn))
+    results = find_run(run)
+    _simulate_from(arguments, results, continued_recipe(results, rounds, begins, arguments.learn))
 
 
 def forget(arguments: argparse.Namespace) -> None:
@@ -286,15 +288,17 @@ def forget(arguments: argparse.Namespace) -> None:
     have to approve it. The old run stays until it is deleted.
     """
     from fedtar_flare.provision.resume import continued_recipe, remake_of, resume
+    from fedtar_flare.reporting.run import find_run
 
     run, before = arguments.run_to_forget, arguments.before
     if arguments.kit:
         how = given(arguments, "job_folder", "min_sites")
         remake = resume(run, arguments.kit, before=before, submit=arguments.yes, **how)
     else:
-        remake = remake_of(Path(run), before)
+        results = find_run(run)
+        remake = remake_of(results, before)
         if arguments.yes:
-            return _simulate_from(arguments, Path(run), continued_recipe(Path(run), 0, again=remake["before"]))
+            return _simulate_from(arguments, results, continued_recipe(results, 0, again=remake["before"]))
     cost = "{rounds} rounds again, after round {after}; they took {answers} answers of sites and {hours:.1f} h"
     todo = "Nothing was begun. Add --yes once each hospital has excluded those who withdrew."
     cost = f"{cost.format(**remake)}, and privacy budgets are charged a second time"

@@ -7,6 +7,7 @@ from typing import Any
 from fedtar_flare.cli.commands import Commands, add_command, show
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.files import clean
+from fedtar_flare.core.text import columns
 
 OF_RUN = "the site's state of that run, <state folder>/<run id>/<site>, or a comparison's run, <folder>/runs/<run>"
 
@@ -92,10 +93,11 @@ def score(arguments: argparse.Namespace) -> None:
         from fedtar_flare.suite.results import compare_scores
         from fedtar_flare.suite.tables import metric_table
 
-        tests = compare_scores("", [(rows, _labelled(arguments, arguments.against)[1])], arguments.drawn)
-        table = metric_table(tests, {"": str(arguments.state)}, "", arguments.drawn)
+        one, other = str(arguments.state), str(arguments.against)
+        tests = compare_scores(one, [(rows, _labelled(arguments, arguments.against)[1])], arguments.drawn)
+        table = metric_table(tests, {one: one, other: other}, other, arguments.drawn)
         data["against"] = [test._asdict() for test in tests]
-        lines += ["", table.title, "  ".join(table.head), *("  ".join(row) for row in table.rows)]
+        lines += ["", table.about, *columns([table.head, *table.rows])]
     show(arguments, clean(data), *lines)
 
 

@@ -191,6 +191,9 @@ def continued_recipe(
     from fedtar_flare.runtime.recipe import MethodRecipe
 
     config = results.resolve().parent / "app_server" / "config"
+    if not (config / SERVER_CONFIG).is_file():
+        where = "name the results where they are made, <workspace>/<name>/server/simulate_job/fedtar"
+        raise ConfigError(f"{results}: the job of this simulation is not beside it: {where}")
     server = dict(only(config / SERVER_CONFIG, "workflows").get("args") or {})
     components = mappings(read_json(config / SERVER_CONFIG), "components", config / SERVER_CONFIG)
     site = only(config / CLIENT_CONFIG, "executors")["executor"].get("args") or {}

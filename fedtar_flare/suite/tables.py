@@ -81,7 +81,8 @@ def metric_table(tests: Sequence[Difference], labels: Mapping[str, str], referen
         rows.append([heading(test.score), *ends, number(test.p), *won, beyond])
     heads = ["metric", "difference", "95 % from", "to", "p (Holm)"]
     heads += [f"{units} won", "replicates won", "interval excludes 0"]
-    return Table(f"{labels[tests[0].arm]} against {labels[reference]}", "", heads, rows)
+    one, other = labels[tests[0].arm], labels[reference]
+    return Table(f"{one} against {other}", f"Difference: {one} minus {other}; won: by the first.", heads, rows)
 
 
 def _values(runs: Sequence[list[Row]]) -> dict[str, Interval | None]:

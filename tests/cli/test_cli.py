@@ -90,6 +90,12 @@ def test_a_file_of_settings_says_what_does_not_belong_there(tmp_path, no_process
     assert "'training' must be a group of 'name: value' lines, not 3" in told
 
 
+def test_results_that_lie_elsewhere_than_their_job_cannot_go_on(tmp_path, no_process):
+    (tmp_path / "rounds.jsonl").write_text("")
+    told = failing("continue", tmp_path, "-w", tmp_path / "next", "-r", 1)
+    assert "the job of this simulation is not beside it: name the results where they are made" in told
+
+
 def test_a_site_file_that_is_missing_or_wrong_starts_nothing(tmp_path, no_process):
     (tmp_path / "site-1.yaml").write_text("source: synthetic\n")
     assert "no site-2.yaml" in failing("simulate", "-n", 2, cwd=tmp_path, FEDTAR_SITES=str(tmp_path))

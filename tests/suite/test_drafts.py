@@ -86,6 +86,7 @@ def test_two_files_are_compared_and_equal_ones_do_not_differ(tmp_path, reports):
         assert {test["win_rate"] for test in tests if test["score"] in ("rouge_l", "bleu_1")} <= won
         assert (other != files[1]) or {test["p"] for test in tests} == {1.0}
         assert page.read_text().count("<table") == 2 and page.stat().st_mode & 0o077 == 0
+        assert f"{files[0]} minus {other}; won: by the first" in page.read_text()
 
 
 WRONG = {
