@@ -117,9 +117,9 @@ def score_cell(name: str, interval: Interval | None, star: str = "", p: float | 
 
 
 def winner(means: Mapping[str, float], shown: Callable[[float], str]) -> str | None:
-    """The first of the arms, the best first; None where the next is shown as equal."""
+    """The first of the arms, the best first; None where the next is shown as equal, or there is none."""
     first, *others = means
-    return None if others and shown(means[others[0]]) == shown(means[first]) else first
+    return first if others and shown(means[others[0]]) != shown(means[first]) else None
 
 
 def verdict(
@@ -135,7 +135,9 @@ def verdict(
     """``means`` are of the arms, the best first; ``less`` has their differences to the reference, each with its p."""
     order = [*means]
     text = f"{labels[order[0]]} has the best {what}"
-    if winner(means, shown) is None:
+    if len(order) == 1:
+        text = f"{labels[order[0]]} is the only arm with results: {what}"
+    elif winner(means, shown) is None:
         equal = [labels[name] for name in order if shown(means[name]) == shown(means[order[0]])]
         text = f"No method has the best {what}: {' and '.join(equal)} are equal"
     text += f", {shown(best.value)} (95 % interval {shown(best.low)} to {shown(best.high)})" if best else ""

@@ -175,6 +175,9 @@ def test_nobody_is_best_on_a_tie(second, best):
     assert winner(means, shown) == best
     text = verdict("BLEU-4", means, None, {}, "b", {"a": "A", "b": "B"}, shown)
     assert ("A has the best" in text) == (best is not None)
+    assert winner({"a": 0.5}, shown) is None, "there is no other"
+    only = verdict("BLEU-4", {"a": 0.5}, None, {}, "b", {"a": "A", "b": "B"}, shown)
+    assert only == "A is the only arm with results: BLEU-4."
 
 
 @pytest.mark.parametrize(
