@@ -209,11 +209,14 @@ def compare(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--only {odd[0]}: the suite's arms are {', '.join(suite.arms)}")
     planned = experiments(suite)
     chosen = [experiment for experiment in planned if not arguments.only or experiment.name in arguments.only]
+    failed: list[str] = []
     if not arguments.page:
         require_hospitals(suite)
-    failed = [] if arguments.page else run_suite(arguments.out, chosen, processes=arguments.workers)
+        arguments.out.mkdir(parents=True, exist_ok=True)  # one that cannot be made fails here, not in each run
+        failed = run_suite(arguments.out, chosen, processes=arguments.workers)
     page = write_page(arguments.out, suite, planned)
-    print(f"page: {page}" if page else f"no finished runs in {arguments.out}; without --page they are made")
+    none = f"no finished runs in {arguments.out}{'; without --page they are made' if arguments.page else ''}"
+    print(f"page: {page}" if page else none)
     for line in failed:
         print(f"failed: {line}")
     return 1 if failed or page is None else 0

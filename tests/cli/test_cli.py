@@ -60,8 +60,10 @@ def test_wrong_use_is_one_readable_message_and_starts_nothing(command, arguments
 
 def test_a_file_that_cannot_be_written_is_named_in_one_line(tmp_path):
     (tmp_path / "file").write_text("")
-    err = failing("init", "-o", tmp_path / "file" / "site.yaml", code=1)
-    assert err.startswith("fedtar init: ") and f"'{tmp_path / 'file'}'" in err and err.count("\n") == 1
+    for command, out in (["init", tmp_path / "file" / "site.yaml"], ["compare quick", tmp_path / "file" / "out"]):
+        err = failing(*command.split(), "-o", out, code=1)
+        assert err.startswith(f"fedtar {command.split()[0]}: ") and f"'{tmp_path / 'file'}" in err
+        assert err.count("\n") == 1
 
 
 def test_the_installed_command_ends_with_its_output_its_code_and_what_was_to_be_done_at_the_end():
