@@ -378,7 +378,9 @@ def _recipe(arguments: argparse.Namespace, at_once: bool = False, **more: Any) -
         settings["model"] = {name: _whole(name, value) for name, value in model.items()}
     try:
         return MethodRecipe(definition.name, **{**settings, **more})
-    except TypeError as error:
+    except ConfigError:
+        raise
+    except (TypeError, ValueError) as error:  # FLARE's, of a name
         raise ConfigError(f"{file or 'the job'}: {error}") from error
 
 

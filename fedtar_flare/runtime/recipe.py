@@ -258,8 +258,11 @@ class _Job(FedJob):
         self._tasks = contract.task_names
 
     def export_job(self, job_root: str) -> None:
+        place = Path(job_root) / self.name  # which FLARE deletes first
+        if place.is_dir() and any(place.iterdir()) and not (place / "meta.json").is_file():
+            raise ConfigError(f"{place} is no job, and would be deleted: choose another name or folder for the job")
         super().export_job(job_root)
-        for file in (Path(job_root) / self.name / "app" / "config").glob("config_fed_*.json"):
+        for file in (place / "app" / "config").glob("config_fed_*.json"):
             config = json.loads(file.read_text(encoding="utf-8"))
             for key in ("task_data_filters", "task_result_filters"):
                 for entry in config.get(key, []):

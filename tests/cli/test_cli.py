@@ -92,6 +92,13 @@ def test_a_file_of_settings_says_what_does_not_belong_there(tmp_path, no_process
     assert "'training' must be a group of 'name: value' lines, not 3" in told
 
 
+def test_a_folder_that_is_no_job_is_not_replaced_by_one(tmp_path):
+    (tmp_path / "patients").mkdir()
+    (tmp_path / "patients" / "manifest.csv").write_text("")
+    assert "is no job, and would be deleted" in failing("export", "-o", tmp_path, "--name", "patients")
+    assert (tmp_path / "patients" / "manifest.csv").is_file()
+
+
 def test_results_that_lie_elsewhere_than_their_job_cannot_go_on(tmp_path, no_process):
     (tmp_path / "rounds.jsonl").write_text("")
     told = failing("continue", tmp_path, "-w", tmp_path / "next", "-r", 1)
