@@ -147,9 +147,10 @@ def _interruptible(folder: Path) -> Iterator[None]:
         interrupts.append(number)
         signal.default_int_handler(number, frame)
 
-    ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.getsignal(number) for number in ends if signal.getsignal(number) is not signal.SIG_IGN}
-    for number in before:  # an ignored one stays so, as under nohup
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    if before[signal.SIGHUP] is signal.SIG_IGN:  # under nohup
+        del before[signal.SIGHUP]
+    for number in before:
         signal.signal(number, note)
     try:
         yield

@@ -121,7 +121,7 @@ def test_a_site_fine_tunes_once_after_the_last_round_and_keeps_that_beside_the_s
 
     saved = saved_learner(tmp_path / "state" / "run" / "site-1", None, "run", 2).private
     assert saved.keys() == tuned.keys() and all(torch.equal(value, tuned[name]) for name, value in saved.items())
-    for folder, message in (("run/site-2", "no fine-tuned adapter"), ("other/site-1", "run other")):
+    for folder, message in (("run/site-2", "no fine-tuned adapter"), ("other/site-1", "of run run")):
         with pytest.raises(ConfigError, match=message):
             saved_learner(tmp_path / "state" / folder, None, "run", 2)
 
