@@ -48,7 +48,7 @@ class ServerStrategy(ABC):
         method, contract, config = run.definition, run.contract, run.config
         for name in ("rounds_per_period", "unseen"):
             if getattr(config, name) and not method.reports:
-                raise ConfigError(f"{name}: method '{run.method}' writes no reports, which this is about")
+                raise ConfigError(f"{name}: method '{run.method}' writes no reports, and this setting is about them")
         if config.wait_seconds and TRAIN not in contract.task_names:
             raise ConfigError(f"wait_seconds: method '{run.method}' waits for every site")
         pooled = any(group.form == "pooled" for group in contract.groups)
