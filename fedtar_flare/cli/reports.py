@@ -38,7 +38,8 @@ def add_commands(commands: Commands) -> None:
     command.add_argument("--prior-lateral", type=Path, help="its lateral view, likewise", **before)
     text = "days between the two studies, likewise (default: by DICOM dates)"
     command.add_argument("--prior-days", type=float, help=text, **before)
-    command.add_argument("--modality", choices=("ct", "radiograph"), help="default: by what the study looks like")
+    looks = "what the study is (default: by what it looks like)"
+    command.add_argument("--modality", choices=("ct", "radiograph", "photograph"), help=looks)
     form = "sr: a DICOM SR, fhir: a DiagnosticReport of FHIR R4 (default text)"
     command.add_argument("--format", choices=("text", "json", "sr", "fhir"), default="text", help=form)
     command.add_argument("-o", "--out", type=Path, help="file to write (default: standard output; needed for sr)")

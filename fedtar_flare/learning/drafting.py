@@ -14,7 +14,7 @@ from torch import Tensor
 from fedtar_flare import registry
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.data.cells import Timeline, read_key
-from fedtar_flare.data.cohort import Cohort, Patient, Sample
+from fedtar_flare.data.cohort import Cohort, Modality, Patient, Sample
 from fedtar_flare.imaging.batch import ImageBatch, PriorBatch, collate
 from fedtar_flare.imaging.pipeline import prepare
 from fedtar_flare.learning.config import LoRAConfig, TrainingConfig
@@ -228,7 +228,7 @@ class Drafter:
         Raises
         ------
         ConfigError
-            Too little is known of the patient, or a previous visit is given that the adapter was not trained with.
+            Too little is known of the patient, or the adapter was not trained on such images or with a previous visit.
         DataError
             The images cannot be used.
         """
@@ -236,6 +236,7 @@ class Drafter:
             study = study_of(Path(study), **patient)
         if (study.lateral or study.prior_lateral) and not self._config.lateral:
             raise ConfigError("this adapter's run had model.lateral=False: draft without --lateral and --prior-lateral")
+        require_modality(self.info, study.modality)
         self._check_prior(study)
         if self.personal and self.site_model.knows_patients:
             if study.patient_id is None:
@@ -313,10 +314,17 @@ def load_base_model(adapter: Path | str, *, model: Mapping[str, Any] | None = No
     return base
 
 
+def require_modality(info: Mapping[str, Any], modality: Modality) -> None:
+    """Refuse images that the adapter was not trained on, of which it would write nonsense."""
+    if (trained := info.get("modality")) and modality not in trained:
+        text = f"this adapter was trained on {' and '.join(trained)}, so it would write nonsense of a {modality}"
+        raise ConfigError(f"{text} (--modality says what a picture is)")
+
+
 def base_config(info: Mapping[str, Any], changes: Mapping[str, Any] | None) -> ModelConfig:
     """The settings of the base model that ``fedtar.json`` names, with those that the user overrides."""
     settings = {**info["model"], **(changes or {})}
-    return model_preset(settings.pop("preset"), **settings)
+    return model_preset(str(settings.pop("preset", None)), **settings)
 
 
 def _check_base(base: ReportGenerator, info: Mapping[str, Any], adapter: Path | str) -> None:

@@ -295,6 +295,7 @@ handshake = Task(
         Field("settings", "word", "digest of the settings that must agree", public=True, required=True),
         Field("counts", "tree", _COUNTS, length=10_000, least=0, public=True, required=True),
         Field("min_cell", "count", "fewest distinct patients of a reported cell", least=1, most=1_000, public=True),
+        Field("modality", "word", "ct, radiograph or photograph: what the adapter can draft from", public=True),
         Field("rank", "count", _RANK, least=1, public=True),
         Field("lora_mean", "word", "which mean of the adapters the job asks for, if not of the factors", public=True),
         Field("skipped_studies", "tree", "studies that could not be read, by reason", length=5_000, least=0),

@@ -124,6 +124,7 @@ class Results:
         self._base_model = {
             "model": model.pop("config", {}),
             "fingerprint": model.get("fingerprint"),
+            "modality": sorted({str(of) for reply in replies.values() if (of := reply.payload.get("modality"))}),
             "prior": model.get("prior", "none"),
             **({"priors": model["priors"]} if "priors" in model else {}),
             **({"transforms": model.pop("transforms")} if "transforms" in model else {}),

@@ -308,6 +308,7 @@ class SiteStrategy(ABC):
             "versions": {"fedtar_flare": __version__},
             "settings": self.settings_digest(),
             "counts": counts,
+            "modality": cohort.modality,
             "skipped_studies": cohort.left_out(least),
             **({"start": coarse_checksums(start)} if header.initial_site else {}),  # no weights came down
         }

@@ -4,11 +4,13 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from command import failing, passing
 from command import fedtar_here as here
 from kits import make_kit, whole, write_radiographs
+from PIL import Image
 from safetensors.torch import load_file, save, save_file
 from tables import cases
 
@@ -77,6 +79,24 @@ def test_an_adapter_whose_files_say_other_settings_than_the_run_s_is_refused(run
     (folder / file).write_text(json.dumps(change(json.loads((folder / file).read_text()))))
     draft, err = drafted(folder, runs[1].visit.image)
     assert draft is None and "other settings" in err
+
+
+@pytest.mark.parametrize(
+    "change", [{"priors": "a"}, {"adapter": 1}, {"round": None}, {"model": {"preset": 3}}, {"model": {}}, {"prior": []}]
+)
+def test_an_adapter_whose_file_is_damaged_is_refused_in_one_line(runs, tmp_path, change):
+    folder = shutil.copytree(runs[0]["generated"], tmp_path / "changed")
+    info = json.loads((folder / peft_file.ADAPTER_INFO).read_text())
+    (folder / peft_file.ADAPTER_INFO).write_text(json.dumps(info | change))
+    draft, err = drafted(folder, runs[1].visit.image)
+    assert draft is None and len(err.splitlines()) == 1, err
+
+
+def test_a_picture_is_no_study_for_an_adapter_that_was_trained_on_ct(runs, tmp_path):
+    Image.fromarray(np.zeros((64, 64), np.uint8)).save(tmp_path / "film.png")
+    for modality in ("radiograph", "photograph"):
+        draft, err = drafted(runs[0]["generated"], tmp_path / "film.png", "--modality", modality)
+        assert draft is None and f"trained on ct, so it would write nonsense of a {modality}" in err
 
 
 def test_nothing_is_fetched_to_draft_unless_it_is_asked_for(runs, tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from fedtar_flare.data.cohort import Sample, Split
 from fedtar_flare.data.draft_files import read_texts
 from fedtar_flare.data.minimum_cell import full_cells
 from fedtar_flare.learning.config import DataConfig
-from fedtar_flare.learning.drafting import Drafter, base_config
+from fedtar_flare.learning.drafting import Drafter, base_config, require_modality
 from fedtar_flare.learning.evaluation import report_rows, reports_of, site_scores, write_report_scores
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.site_model import SiteModel
@@ -115,6 +115,7 @@ class EvaluateSite(ReportSite):
     def _by_adapter(self, task: Task, folder: Path) -> Drafts:
         """Drafts by an adapter on the base model that it names, as at a hospital outside its run."""
         info = read_adapter_info(folder)
+        require_modality(info, task.cohort.modality)
         config = base_config(info, None)
         located = config.with_local_paths(task.config.policy.models)
         named = {setting: getattr(located, setting) for setting in config.named}

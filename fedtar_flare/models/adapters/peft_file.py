@@ -37,6 +37,10 @@ KNOWN_SETTINGS = frozenset(
 )
 """Settings of PEFT that adapters here set; all others stay at their defaults, since some name code to import."""
 
+_TYPES: dict[str, Any] = dict.fromkeys(("fingerprint", "prior", "method", "run_id", "adapter"), str)
+_TYPES |= {"model": dict, "extension": dict, "transforms": list, "modality": list, "round": int, "priors": int}
+"""Types of what ``fedtar.json`` states."""
+
 _KINDS = ("LORA", "ADALORA", "VERA", "LOHA")
 _FACTOR = re.compile(r"(base_model\.model\..+\.lora_[AB])(?:\.([a-z][a-z0-9_]*))?\.weight")
 
@@ -110,8 +114,9 @@ def read_adapter_info(folder: Path | str) -> dict[str, Any]:
         raise ConfigError(f"{folder} is no adapter folder (a run leaves one as <results>/adapter)")
     try:
         info = dict(json.loads(read_text(folder / ADAPTER_INFO)))
-        if not isinstance(info["model"], dict) or not isinstance(info["fingerprint"], str):
-            raise TypeError("model and fingerprint")
+        info["model"], info["fingerprint"]
+        if wrong := [name for name, kind in _TYPES.items() if not isinstance(info.get(name, kind()), kind)]:
+            raise TypeError(f"of the wrong type: {', '.join(wrong)}")
     except FileNotFoundError as error:
         raise ConfigError(f"{folder} has no {ADAPTER_INFO}: nothing names the adapter's base model") from error
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:

@@ -69,7 +69,7 @@ def test_every_site_learns_every_task_and_the_second_from_the_pool(run):
 
 def test_alpha_labels_and_scores_of_images_stay(run):
     fields = {
-        "handshake": {"schema", "versions", "settings", "counts", "skipped_studies", "start", "model"},
+        "handshake": {"schema", "versions", "settings", "counts", "modality", "skipped_studies", "start", "model"},
         "probe": set(),
         "adapt": {"counts", "scores"},
     }
