@@ -19,33 +19,26 @@ class Plan:
 
     Where the pool has no module for a plan, the start is the common one (K = 1, alpha fixed at 1).
 
-    - ``members``: modules that are mixed: ``none``; ``last``: each site's latest; ``all``; ``own``: the site's latest,
-      for that site alone. ``groups``: into which clusters: ``one``, ``each`` on its own, by ``site``, ``kmeans``.
+    - ``members``: modules that are mixed: ``none``; ``last``: each site's latest; ``all``. ``groups``: into which
+      clusters: ``one``, ``each`` on its own, by ``site``, ``kmeans``.
     - ``weights``: beta0: the ``mean`` of a cluster; by ``similarity`` to the site's own latest module (FedAMP); or
       moved towards sites of large generalisation ``gaps`` (FedGA).
-    - ``alpha``: what a site does with the centres: ``fixed``: 1/K; ``learnt``: Eq. 6; ``best``: of the lowest loss.
+    - ``alpha``: what a site does with the centres: ``fixed``: 1/K; ``learnt``: Eq. 6.
     - ``probe``: the outer step: ``none``, ``bilevel`` (through alpha's inner steps), ``direct`` (Variant C).
     - ``objective``: what a site minimises: ``plain``: the cross-entropy; ``proximal``: plus mu / 2 times the squared
-      distance to the start (FedProx); ``frozen_a``: LoRA's A stays (FFA-LoRA); ``head_only``: the adapter stays;
-      ``maml``: after a step on the first half of a batch, the second half's loss (first order, as in Per-FedAvg);
-      ``distil``: plus the distillation of the start (FLwF); ``fisher``: plus the distance to all sites' latest modules,
-      weighted by their Fisher information (FedCurv).
+      distance to the start (FedProx); ``frozen_a``: LoRA's A stays (FFA-LoRA); ``maml``: after a step on the
+      first half of a batch, the second half's loss (first order, as in Per-FedAvg); ``distil``: plus the distillation
+      of the start (FLwF); ``fisher``: plus the distance to all sites' latest modules, weighted by their Fisher
+      information (FedCurv).
     """
 
     name: str
-    members: Literal["none", "last", "all", "own"] = "none"
+    members: Literal["none", "last", "all"] = "none"
     groups: Literal["one", "each", "site", "kmeans"] = "one"
     weights: Literal["mean", "similarity", "gaps"] = "mean"
-    alpha: Literal["fixed", "learnt", "best"] = "fixed"
+    alpha: Literal["fixed", "learnt"] = "fixed"
     probe: Literal["none", "bilevel", "direct"] = "none"
-    objective: Literal["plain", "proximal", "frozen_a", "head_only", "maml", "distil", "fisher"] = "plain"
-    extra_epochs: int = 0
-
-    def trains(self, name: str) -> bool:
-        """Whether a tensor of the module is tuned, by its name on the wire."""
-        if self.objective == "frozen_a":
-            return ".lora_A." not in name
-        return self.objective != "head_only" or name.startswith("head.")
+    objective: Literal["plain", "proximal", "frozen_a", "maml", "distil", "fisher"] = "plain"
 
 
 PLANS: dict[str, Plan] = {
@@ -65,11 +58,7 @@ PLANS: dict[str, Plan] = {
         Plan("variant_b", "all", "kmeans", alpha="learnt"),
         Plan("variant_c", "all", "kmeans", alpha="learnt", probe="direct"),
         Plan("fedkei", "all", "kmeans", alpha="learnt", probe="bilevel"),
-        Plan("own_last", "own"),
         Plan("pool_mean", "all"),
-        Plan("best_cluster", "all", "kmeans", alpha="best"),
-        Plan("head_only", objective="head_only"),
-        Plan("rand_3", extra_epochs=3),
     )
 }
 

@@ -14,9 +14,8 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import product
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -128,7 +127,8 @@ class TaskLearner:
         # 1. The start: theta of the mixture.
         with self._timed("alpha"):
             c = self._columns(centres)
-            alpha = self._alpha("fixed" if self.is_start(centres) else plan.alpha, c, data.train, task)
+            learns = plan.alpha == "learnt" and not self.is_start(centres)
+            alpha, _ = self._inner(c, data.train, task, "alpha" if learns else None)
             theta = self.layout.tensors(self._theta(combined(c, alpha)))
             require_finite(theta)
         mixture_loss = self.mean_loss(self.vectors(theta), data.validation)
@@ -181,25 +181,19 @@ class TaskLearner:
             at_epoch=at_epoch,
         )
 
-    def _alpha(self, mode: str, c: Vectors, examples: Examples, task: int) -> Vectors:
-        """alpha (K,) of each kind: by the inner steps, fixed at 1 / K, or the best of the centres."""
-        if mode != "best":
-            return self._inner(c, examples, task, "alpha" if mode == "learnt" else None)[0]
-        units = ([(kind, row) for row in torch.eye(centres.shape[1]).to(centres)] for kind, centres in c.items())
-        choices = [dict(choice) for choice in product(*units)]
-        return min(choices, key=lambda alpha: cast(float, self.mean_loss(self._theta(combined(c, alpha)), examples)))
-
     def _tune(
         self, examples: Examples, plan: Plan, task: int, curvature: Mapping[str, Tensor]
     ) -> Iterator[tuple[float, int]]:
         """Tune the loaded module by SGD; yields each epoch's mean loss and its number of skipped updates."""
         settings = self.settings
-        tuned = {name: p for name, p in self.parameters.items() if plan.trains(name)}
+        tuned = {
+            name: p for name, p in self.parameters.items() if plan.objective != "frozen_a" or ".lora_A." not in name
+        }
         start = {name: parameter.detach().clone() for name, parameter in tuned.items()}
         optimizer = torch.optim.SGD(tuned.values(), lr=settings.lr, momentum=settings.momentum)
         with self._timed("tuning"):
             taught = self._taught(examples) if plan.objective == "distil" else None
-        for epoch in range(1, settings.epochs + plan.extra_epochs + 1):
+        for epoch in range(1, settings.epochs + 1):
             losses: list[tuple[str, float]] = []
             skipped = 0
             batches = shuffled(range(len(examples.labels)), settings.batch_size, self.seed, task, "tune", epoch)

@@ -117,12 +117,6 @@ class Part:
     origin: Tensor
     distance: Tensor | None = None
 
-    @classmethod
-    def of(cls, pool: Pool, kind: Kind, modules: Sequence[Module], assignment: Sequence[int]) -> "Part":
-        """The means of clusters (Eq. 3)."""
-        beta0 = mixing.initial_beta(assignment)
-        return cls(tuple(modules), tuple(assignment), pool.matrix(kind, modules), beta0, beta0, pool.origin(kind))
-
     def weighted(self, beta: Tensor) -> "Part":
         """The same modules with other weights (N, K)."""
         return replace(self, beta=beta, beta0=beta)
@@ -204,10 +198,6 @@ def mixture_of(plan: Plan, pool: Pool, task: int, settings: FedKEIConfig) -> Mix
     began = time.monotonic()
     modules = {"none": (), "all": pool.before(task)}.get(plan.members, pool.last(task))
     sites = [module.site for module in modules]
-    if plan.members == "own":
-        # only the site itself gets its module, so that no minimum of sites applies
-        of_site = {m.site: {kind: Part.of(pool, kind, (m,), [0]) for kind in KINDS} for m in modules}
-        return Mixture(pool, None, of_site)
     if len(set(sites)) < settings.min_cluster_sites or not modules:
         return Mixture(pool, None)
     inner = {kind: mixing.gram(pool.matrix(kind, modules)) for kind in KINDS}
@@ -221,7 +211,8 @@ def mixture_of(plan: Plan, pool: Pool, task: int, settings: FedKEIConfig) -> Mix
         elif plan.groups == "each":
             labels = list(range(len(sites)))
         labels = mixing.merge_small(labels, sites, products, settings.min_cluster_sites)
-        parts[kind] = Part.of(pool, kind, modules, labels)
+        beta0 = mixing.initial_beta(labels)  # the means of the clusters (Eq. 3)
+        parts[kind] = Part(modules, tuple(labels), pool.matrix(kind, modules), beta0, beta0, pool.origin(kind))
     by_site: dict[str, Parts] = {}
     if plan.weights == "similarity":
         for n, site in enumerate(sites):

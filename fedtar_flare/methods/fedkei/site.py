@@ -188,8 +188,8 @@ class FedKEISite(SiteStrategy):
         rand: Adapted | None = None
         if self.settings.fedkei.rand_baseline:
             start = {name: value[None] for name, value in learner.start.items()}
-            plain = (self.plan.objective, self.plan.extra_epochs) == ("plain", 0)
-            rand = adapted if plain and learner.is_start(weights) else learner.adapt(start, data, number, PLANS["rand"])
+            same = self.plan.objective == "plain" and learner.is_start(weights)
+            rand = adapted if same else learner.adapt(start, data, number, PLANS["rand"])
         task.site.stop_if_aborted()
         self._store(task, data, adapted, rand, learner.start)
         importance = {f"{IMPORTANCE}{name}": value for name, value in adapted.importance.items()}
