@@ -33,7 +33,6 @@ from torch import Tensor, nn
 
 from fedtar_flare.imaging.batch import ImageBatch, collate
 from fedtar_flare.imaging.cache import Prepared
-from fedtar_flare.learning.clinical_start import WEIGHTS
 from fedtar_flare.learning.comparison import (
     COMPARED,
     DECREASED,
@@ -51,6 +50,7 @@ from fedtar_flare.learning.comparison import (
 )
 from fedtar_flare.learning.diagnosis import COMPARISON, PRESENCE, AttentionHead, diagnosis_losses, head_file
 from fedtar_flare.learning.labels import PRESENT, labeler
+from fedtar_flare.learning.pretraining import WEIGHTS
 from fedtar_flare.learning.training import batches, parts
 from fedtar_flare.metrics.agreement import finding_f1
 from fedtar_flare.metrics.language import language_scores

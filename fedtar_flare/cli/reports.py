@@ -236,10 +236,9 @@ def warmstart(arguments: argparse.Namespace) -> None:
     import torch
 
     from fedtar_flare.core.settings import build
-    from fedtar_flare.learning.clinical_start import warm_start
     from fedtar_flare.learning.config import DataConfig
     from fedtar_flare.learning.device import choose_device
-    from fedtar_flare.learning.pretraining import PretrainingConfig
+    from fedtar_flare.learning.pretraining import PretrainingConfig, warm_start
     from fedtar_flare.models.config import preset
     from fedtar_flare.site.cohort import patients_of_site_file
     from fedtar_flare.site.site_file import cache_folder

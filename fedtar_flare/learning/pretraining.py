@@ -1,24 +1,36 @@
-"""Train a whole report generator before any federation, on pairs of image and report."""
+"""Warm start: train a whole report generator before any federation; a job takes the folder as ``model.weights``."""
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
+from itertools import chain, islice
 from operator import attrgetter
+from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
 
+from fedtar_flare.core.draws import orders
 from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.files import write_json
 from fedtar_flare.core.settings import Settings
+from fedtar_flare.data.cells import patient_digest
+from fedtar_flare.data.cohort import Cohort, Sample
 from fedtar_flare.imaging.batch import collate
 from fedtar_flare.imaging.cache import Prepared
+from fedtar_flare.imaging.pipeline import images_of, prepare_cohort
+from fedtar_flare.imaging.transform_list import Spec
 from fedtar_flare.learning.training import parts
+from fedtar_flare.models.build import build_model, build_tokenizer
+from fedtar_flare.models.config import ModelConfig
 from fedtar_flare.models.report_generator import ReportGenerator, report_loss
 from fedtar_flare.models.tokenizer import ReportTokenizer
+from fedtar_flare.models.weights import save_weights, training_patients
 
 GENERATION_BATCH = 20
+WEIGHTS, ABOUT = "model.safetensors", "warmstart.json"
 WEIGHT_DECAY, MAX_GRAD_NORM = 0.05, 1.0
 EVERY = 25  # updates between two lines of progress
 
@@ -66,7 +78,7 @@ def pretrain(
         return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, config.steps - warm)))
 
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, share_of_lr)
-    pairs = _endless(len(reports), config.batch_size, config.seed)
+    pairs = chain.from_iterable(orders(len(reports), config.seed))  # a batch may span two epochs
     losses: list[float] = []
     model.train()
     _statistics(model, batch_norm)
@@ -74,7 +86,7 @@ def pretrain(
     for step in range(1, config.steps + 1):
         if step > 0.8 * config.steps:
             _statistics(model, False)  # the last updates fit the weights to the statistics that will stay
-        chosen = next(pairs)
+        chosen = list(islice(pairs, config.batch_size))
         memory, mask = model.encode(collate([images[i] for i in chosen]).to(device))
         input_ids, labels = (ids.to(device) for ids in tokenizer.batch([reports[i] for i in chosen]))
         seen = {"encoder_hidden_states": memory, "encoder_attention_mask": mask}
@@ -111,12 +123,84 @@ def _statistics(model: ReportGenerator, learn: bool) -> None:
             module.train(learn)
 
 
-def _endless(number: int, size: int, seed: int) -> Iterator[list[int]]:
-    """Batches of indices through shuffled epochs; a batch may span two epochs."""
-    generator = torch.Generator().manual_seed(seed)
-    order: list[int] = []
-    while True:
-        while len(order) < size:
-            order += torch.randperm(number, generator=generator).tolist()
-        yield order[:size]
-        order = order[size:]
+class PreparedImages(Sequence[Prepared]):
+    """Prepared images of samples, loaded from the cache one by one: a corpus need not fit in memory."""
+
+    def __init__(self, samples: Sequence[Sample]):
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return images_of(self._samples[index])
+        return images_of([self._samples[index]])[0]
+
+
+def warm_start(
+    config: ModelConfig,
+    cohort: Cohort,
+    cache: Path,
+    settings: PretrainingConfig,
+    out: Path,
+    *,
+    train: Literal["all", "new"] = "all",
+    transforms: Sequence[Spec] = (),
+    device: str = "cpu",
+    say: Callable[[str], None] = print,
+) -> dict[str, Any]:
+    """Train a report generator on training patients, score it on validation patients, and write it to a folder.
+
+    Images are prepared in the folder ``cache``.
+    """
+    if (out / WEIGHTS).exists():
+        raise ConfigError(f"{out / WEIGHTS} is there already; name another folder, or delete it first")
+    cohort = prepare_cohort(cohort, config, cache, transforms)
+    samples, held_out = cohort.samples("train"), cohort.samples("validation")
+    reports = [sample.visit.report for sample in samples]
+    out.mkdir(parents=True, exist_ok=True)
+    tokenizer = build_tokenizer(config)
+    model = build_model(config).to(device)
+    new = list(model.untrained)
+    if train == "new" and not new:
+        raise ConfigError("every weight of this model is pre-trained: there is nothing new to train; choose all")
+    only = new if train == "new" else None
+    say(f"{len(samples)} training studies, {len(held_out)} validation studies")
+    say(f"{len(only or list(model.parameters()))} tensors are trained")
+    how: dict[str, Any] = {"only": only, "batch_norm": any(name.startswith("encoder.") for name in new)}
+    pretrain(model, tokenizer, PreparedImages(samples), reports, settings, say=say, **how)
+    digests = [patient_digest(patient, cohort.key) for patient in {sample.visit.patient_id for sample in samples}]
+    save_weights(model, out / WEIGHTS, patients=digests)
+    about = {
+        "preset": config.preset,
+        "training_studies": len(samples),
+        "validation_studies": len(held_out),
+        "left_out": cohort.rejected,
+        "train": train,
+        "settings": settings.to_dict(),
+        "validation": _scores(model, tokenizer, held_out),
+    }
+    write_json(out / ABOUT, about)
+    return about
+
+
+def refuse_known_tests(cohort: Cohort, weights: str | None) -> None:
+    """Refuse weights that were trained on patients whom a site tests on."""
+    known = training_patients(Path(weights)) if weights else frozenset()
+    tested = {sample.visit.patient_id for sample in cohort.samples("test")} if known else set()
+    if n := sum(patient_digest(patient_id, cohort.key) in known for patient_id in tested):
+        text = f"{weights} was trained on {n} of the {len(tested)} patients that this site tests on, so scores would "
+        text += "be too good: make a warm start with the site's own split (fedtar warmstart --site-file)"
+        raise ConfigError(text, public="the starting weights were trained on patients that the site tests on")
+
+
+@torch.no_grad()
+def _scores(model: Any, tokenizer: ReportTokenizer, samples: Sequence[Sample]) -> dict[str, float]:
+    from fedtar_flare.metrics.language import language_scores
+
+    if not samples:
+        return {}
+    drafts = write_reports(model, tokenizer, PreparedImages(samples))
+    scores = language_scores([sample.visit.report for sample in samples], drafts)
+    return {name: round(scores[name], 4) for name in ("bleu_4", "rouge_l", "cider")}

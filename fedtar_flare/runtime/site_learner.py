@@ -25,7 +25,7 @@ def build_learner(
     kind: type[ReportLearner], task: Task, cohort: Cohort, adapted: AdaptedModel, **others: Any
 ) -> ReportLearner:
     """Build the learner of a run, unless the site has not the memory, or the warm start has seen its test patients."""
-    from fedtar_flare.learning.clinical_start import refuse_known_tests
+    from fedtar_flare.learning.pretraining import refuse_known_tests
 
     settings, config, site, data = task.settings, task.config, task.site, task.settings.data
     # shares of periods may differ by a few visits, and images are changed at random: neither is for patients

@@ -17,7 +17,7 @@ from tables import cases
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.files import write_text
 from fedtar_flare.data.cells import Timeline, patient_digest
-from fedtar_flare.learning import clinical_start
+from fedtar_flare.learning import pretraining
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
 from fedtar_flare.models.adapters import peft_file
 from fedtar_flare.models.build import build_model
@@ -187,7 +187,7 @@ def learned(monkeypatch):
         patients.update(sample.visit.patient_id for sample in images._samples)
         raise Reached
 
-    monkeypatch.setattr(clinical_start, "pretrain", pretrain)
+    monkeypatch.setattr(pretraining, "pretrain", pretrain)
     return patients
 
 
@@ -260,18 +260,18 @@ def test_a_key_by_its_name_and_in_the_state_folder_counts(kit, tmp_path, learned
 
 
 def test_a_run_refuses_weights_that_know_its_test_patients(kit, tmp_path, monkeypatch):
-    monkeypatch.setattr(clinical_start, "pretrain", lambda *args, **kwargs: None)
-    monkeypatch.setattr(clinical_start, "_scores", lambda *args: {})
+    monkeypatch.setattr(pretraining, "pretrain", lambda *args, **kwargs: None)
+    monkeypatch.setattr(pretraining, "_scores", lambda *args: {})
     warmstart(passing, tmp_path, "--site-file", kit / "local/fedtar.yaml")
     config = load_site_config("clinic", workspace=kit, simulator=False)
     weights = str(tmp_path / "start" / "model.safetensors")
     cohort = load_cohort(config, "clinic", timeline=Timeline(3), workspace=kit)
-    clinical_start.refuse_known_tests(cohort, weights)
+    pretraining.refuse_known_tests(cohort, weights)
     learnt = splits("clinic", workspace=kit)["train"]
     assert training_patients(Path(weights)) == {patient_digest(name, cohort.key) for name in learnt}
     cohort.splits |= {patient.patient_id: "test" for patient in cohort.patients}  # as by a split of the source's own
     with pytest.raises(ConfigError, match=r"was trained on \d+ of the 40 patients that this site tests on"):
-        clinical_start.refuse_known_tests(cohort.leaving_out(lambda visit: None), weights)
+        pretraining.refuse_known_tests(cohort.leaving_out(lambda visit: None), weights)
 
 
 def test_no_key_no_start(out, kit, tmp_path, learned):

@@ -33,10 +33,10 @@ from fedtar_flare.suite.file import read_suite
 
 NEVER = 1e-9
 """Chance of a right distribution's draws, some of which are anew in each run, to be refused."""
-PUBLIC_SEEDS = """core/draws.py learning/learner.py learning/pretraining.py learning/diagnosis.py learning/comparison.py
-learning/canaries.py methods/fedtar/patient_lora.py methods/fedtar/policy.py models/adapters/kinds.py
-models/adapters/lora.py models/encoders.py models/classifier.py models/learned_prompts.py models/report_generator.py
-models/vlm.py testing/federation.py"""
+PUBLIC_SEEDS = """core/draws.py learning/learner.py learning/diagnosis.py learning/comparison.py learning/canaries.py
+methods/fedtar/patient_lora.py methods/fedtar/policy.py models/adapters/kinds.py models/adapters/lora.py
+models/encoders.py models/classifier.py models/learned_prompts.py models/report_generator.py models/vlm.py
+testing/federation.py"""
 """Files that seed torch, by a number that everybody knows: of initial weights, above all, which sites must share. Two
 are of simulations: ``draws`` (its ``orders`` decides) and ``learner`` (of a DP-SGD that protects nobody).
 """

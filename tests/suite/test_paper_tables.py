@@ -12,7 +12,7 @@ from command import fedtar_here
 from labelers import published
 from made_up_results import parsed
 
-from fedtar_flare.learning import clinical_start
+from fedtar_flare.learning import pretraining
 from fedtar_flare.learning.pretraining import pretrain
 from fedtar_flare.methods.fedkei.config import CLASSIFIERS
 from fedtar_flare.models.config import PRESETS
@@ -46,7 +46,7 @@ def places(tmp_path_factory):
 @pytest.fixture
 def least(tiny, monkeypatch):
     """Presets of the same names with tiny models in folders, and one update; suites of one seed and two hospitals."""
-    monkeypatch.setattr(clinical_start, "pretrain", lambda *a, **k: pretrain(*a[:4], a[4].replace(steps=1), **k))
+    monkeypatch.setattr(pretraining, "pretrain", lambda *a, **k: pretrain(*a[:4], a[4].replace(steps=1), **k))
     monkeypatch.setattr(run, "cpu_count", lambda: 1)
     monkeypatch.setattr(file, "read_suite", smallest)
     names = {"paper": ("cvt", "gpt2"), "paper-ct": ("cvt", "gpt2"), "fedmrg-paper": ("test_resnet", "llama")}
