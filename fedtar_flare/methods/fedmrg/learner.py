@@ -29,7 +29,7 @@ from fedtar_flare.learning.inputs import augmented
 from fedtar_flare.learning.labels import labeler
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.learning.site_model import EVALUATION_BATCH
-from fedtar_flare.learning.training import Trained, Validated, adamw, load_optimizer_state, optimizer_state, parts
+from fedtar_flare.learning.training import Trained, adamw, load_optimizer_state, optimizer_state, parts
 from fedtar_flare.methods.fedmrg.bank import FEATURES, SiteBank, membership_auc
 from fedtar_flare.methods.fedmrg.config import PROMPTS, FedMRGConfig
 from fedtar_flare.methods.fedmrg.dual_adapter import (
@@ -67,7 +67,6 @@ class FedMRGLearner(ReportLearner):
         rate, decay = self.training.lr, self.training.weight_decay
         self.personal_optimizer = adamw(self.personal_parameters(), lr=rate, weight_decay=decay)
         self.bank = SiteBank(int(self.generator.encoder.width))
-        self._personal = True
         self._half = HALVES[0]
         self._parts: dict[str, dict[Visit, float]] = {}
         self._pairs: dict[str, list[tuple[str, float]]] = {}
@@ -101,16 +100,12 @@ class FedMRGLearner(ReportLearner):
 
     def context(self, samples: Sequence[Sample], personal: bool) -> AbstractContextManager[Any]:
         """Both adapters (Eq. 6), or only the generic one."""
-        both = personal and self._personal and self.personal_part_acts
+        both = personal and self.personal_part_acts
         return mixed_model(self.model, self._fedmrg.mix) if both else generic_model(self.model)
 
-    def validate(self) -> Validated | None:
+    def _validation_losses(self, samples: Sequence[Sample], images: ImageBatch) -> Tensor:
         """Validate the generic model: it travels, and the best round is chosen by it."""
-        self._personal = False
-        try:
-            return super().validate()
-        finally:
-            self._personal = True
+        return self.report_losses(samples, images, personal=False)
 
     # ------------------------------------------------------------------ training
     def personal_parameters(self) -> Sequence[nn.Parameter]:
