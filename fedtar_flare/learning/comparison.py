@@ -81,11 +81,6 @@ class Reading(NamedTuple):
     degree: Tensor
     certainty: Tensor
 
-    def rows(self) -> list[dict[str, list[float]]]:
-        """Each visit by itself."""
-        names, columns = zip(*((name, value.tolist()) for name, value in self._asdict().items()), strict=True)
-        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
-
 
 def attention(queries: Tensor, x: Tensor, slice_mask: Tensor) -> Tensor:
     """Weights (B, D, S N) of queries (D, C) on normalised tokens (B, S, N, C) with mask (B, S)."""
@@ -282,8 +277,6 @@ class ComparisonBranch(nn.Module):
     A prompt is ``T[finding, level]``, of a finding that is gone ``T[finding, present]``, plus the vector of its change,
     the same for every finding. In the position ``text`` a prompt is both numbers, to be put in words.
     """
-
-    compares = True
 
     def __init__(
         self, reader: Labeler, channels: int, words: Tensor, seed: int, position: PromptPosition, certain: float

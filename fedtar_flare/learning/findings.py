@@ -40,7 +40,7 @@ ReadFindings = tuple[ReadFinding, ...] | None
 
 def read_findings(branch: ComparisonBranch, seen: Encoded, text: str) -> tuple[ReadFinding, ...]:
     """Read the findings of one visit; the side that a finding's name lacks is that which the draft ``text`` states."""
-    reader, (row,) = branch.reader, branch.read(seen).rows()
+    reader, row = branch.reader, {name: value[0].tolist() for name, value in branch.read(seen)._asdict().items()}
     now, before = (slices[0].tolist() for slices in branch.key_slices(seen))
     findings = []
     for i, name in enumerate(reader.findings):

@@ -12,7 +12,6 @@ from torch import Tensor
 from fedtar_flare.data.cohort import Sample, Visit
 from fedtar_flare.imaging.batch import ImageBatch, PriorBatch, augment, collate, sample_seed
 from fedtar_flare.imaging.cache import Prepared
-from fedtar_flare.imaging.pipeline import images_of
 from fedtar_flare.imaging.transform_list import Spec
 from fedtar_flare.models.report_generator import ReportGenerator
 from fedtar_flare.models.tokenizer import IGNORED, ReportTokenizer
@@ -55,34 +54,23 @@ def prior_batch(
     samples: Sequence[Sample],
     kinds: Sequence[frozenset[str]],
     tokenizer: ReportTokenizer,
-    *,
+    read: Callable[[Sequence[Sample]], Sequence[Prepared]],
     texts: Mapping[Visit, str] | None = None,
-    training_seed: str | None = None,
-    transforms: Sequence[Spec] = (),
-    read: Callable[[Sequence[Sample]], Sequence[Prepared]] = images_of,
 ) -> PriorBatch | None:
     """What each sample shows of the visit before, by its ``kinds``; ``texts`` replace reports, ``read`` images."""
     if not any(kinds):
         return None
-    images: list[Sample | None] = []
-    reports: list[str | None] = []
-    for sample, shown in zip(samples, kinds, strict=True):
-        visit, image, report = sample.prior, None, None
-        if visit is not None and IMAGE in shown:
-            image = earlier(sample)
-        if visit is not None and REPORT in shown:
-            report = visit.report if texts is None else texts[visit]
-        images.append(image)
-        reports.append(report)
+    rows = list(zip(samples, kinds, strict=True))
+    images = [earlier(sample) if IMAGE in shown else None for sample, shown in rows]
+    read_before = [sample.prior if REPORT in shown else None for sample, shown in rows]
+    reports = [None if visit is None else visit.report if texts is None else texts[visit] for visit in read_before]
     batch = PriorBatch(torch.tensor([sample.days_since_prior or 0.0 for sample in samples]))
     if with_image := [image for image in images if image is not None]:
         prepared = read(with_image)
-        if training_seed is not None and transforms:
-            prepared = augmented(prepared, with_image, training_seed, transforms)
         # a row without an image is empty and masked
-        rows, shown_first = iter(prepared), prepared[0]
-        empty = Prepared(np.zeros_like(shown_first.image[:1]), np.zeros_like(shown_first.position_mm[:1]))
-        batch.images = collate([empty if image is None else next(rows) for image in images])
+        left, first = iter(prepared), prepared[0]
+        empty = Prepared(np.zeros_like(first.image[:1]), np.zeros_like(first.position_mm[:1]))
+        batch.images = collate([empty if image is None else next(left) for image in images])
         batch.images.slice_mask &= torch.tensor([image is not None for image in images])[:, None]
     if any(report is not None for report in reports):
         show_reports(batch, reports, tokenizer)

@@ -217,18 +217,19 @@ class SiteModel:
     # ------------------------------------------------------------------ images, reports, scores
     def images(self, samples: Sequence[Sample], training_seed: str | None = None, prior: bool = True) -> ImageBatch:
         """Collate the samples' images, with what the model is shown of the visits before."""
-        prepared = self.prepared(samples)
-        if training_seed is not None and self.changes:
-            prepared = augmented(prepared, samples, training_seed, self.changes)
-        batch = collate(prepared).to(self.device)
+        batch = collate(self.prepared(samples, training_seed)).to(self.device)
         if prior:
             batch.prior = self.prior(samples, training_seed)
         return batch
 
-    def prepared(self, samples: Sequence[Sample]) -> list[Prepared]:
-        """Read the samples' images from the cache, as this site's machine shows them."""
+    def prepared(self, samples: Sequence[Sample], training_seed: str | None = None) -> list[Prepared]:
+        """Read the samples' images from the cache, as this site's machine shows them; for training, changed."""
         prepared = images_of(samples)
-        return prepared if self.image_change is None else list(map(self.image_change, prepared))
+        if self.image_change is not None:
+            prepared = list(map(self.image_change, prepared))
+        if training_seed is not None and self.changes:
+            prepared = augmented(prepared, samples, training_seed, self.changes)
+        return prepared
 
     def prior(
         self,
@@ -240,8 +241,8 @@ class SiteModel:
         """Collate what the model is shown of the visits before."""
         chance = 0.0 if training_seed is None else self.prior_dropout
         kinds = shown_kinds(samples, self.cohort.timeline.prior_kinds, chance, training_seed or "")
-        how: dict[str, Any] = {"training_seed": training_seed, "transforms": self.changes, "read": self.prepared}
-        batch = prior_batch(samples, kinds, self.tokenizer, texts=texts, **how)
+        read = partial(self.prepared, training_seed=training_seed)
+        batch = prior_batch(samples, kinds, self.tokenizer, read, texts)
         if batch is not None and skipped < self.cohort.timeline.priors:
             before = [sample.before or replace(sample, prior=None) for sample in samples]
             batch.earlier = self.prior(before, training_seed, texts, skipped + 1)
