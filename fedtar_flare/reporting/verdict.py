@@ -6,7 +6,7 @@ from pathlib import Path
 from fedtar_flare.core.text import plain
 from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.reporting.control import control_of, joined
-from fedtar_flare.reporting.format import decimals, duration, heading, score
+from fedtar_flare.reporting.format import FEW, decimals, duration, heading, score
 from fedtar_flare.reporting.run import Run
 from fedtar_flare.reporting.scores import MEAN, Row, key_scores, overall, start_name
 from fedtar_flare.reporting.section import Section, method_sections
@@ -26,6 +26,8 @@ def verdict(run: Run, sections: Sequence[Section] = ()) -> list[str]:
     if not row.before:
         return [f"Only round {run.shown.round} was scored ({over}): no change is known."]
     lines = [f"From the {start_name(run)} to round {run.shown.round} ({over})."]
+    if row.n < FEW:
+        lines.append(f"{TOO_FEW.capitalize()}.")
     if control := control_of(run):
         lines.append(f"Alone: each hospital by itself ({control.site}).")
     elif joined(run):
@@ -54,8 +56,8 @@ def key_numbers(run: Run, sections: Sequence[Section] = ()) -> list[tuple[str, s
 
 
 def direction(name: str, row: Row) -> str:
-    """``better``, ``worse`` or ``unchanged`` as the numbers are shown; empty where one of them is unknown."""
-    if name not in row.before or name not in row.after:
+    """``better``, ``worse`` or ``unchanged`` as the numbers are shown; empty of few reports or of one number."""
+    if row.n < FEW or name not in row.before or name not in row.after:
         return ""
     before, after = (round(side[name] * SCORES[name].scale, decimals(name, row.n)) for side in (row.before, row.after))
     if before == after:
@@ -67,6 +69,7 @@ def _where(row: Row, run: Run) -> str:
     return f"mean of {len(run.shown.sites if run.shown else ())} sites" if row.site == MEAN else row.site
 
 
+TOO_FEW = f"fewer than {FEW} test reports: by chance alone scores move too much to call one better or worse"
 MOST = 6
 """Rows of the table at the head of a page and of a model card."""
 RULE = "-" * 78
@@ -83,6 +86,8 @@ def closing_box(run: Run, files: Mapping[str, Path | str] | None = None) -> str:
     columns = zip(*([row for row in rows if row[3]] or rows), strict=True)
     widths = [max(map(len, column)) + 3 for column in columns]
     lines = ["".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+    if run.reports and run.warm_start and (row := overall(run)) and row.n < FEW:
+        lines.append(TOO_FEW)
     if run.reports and run.shown and joined(run):
         control = control_of(run)
         lines.append(_ascii(f"each hospital alone: {control.site if control else UNKNOWN}"))

@@ -26,7 +26,7 @@ from fedtar_flare.reporting.page import page
 from fedtar_flare.reporting.plots import SMALL, Chart, Series, sharing_y, ticks
 from fedtar_flare.reporting.run import Run, read_run
 from fedtar_flare.reporting.scores import overall
-from fedtar_flare.reporting.verdict import MOST, UNKNOWN, closing_box, key_numbers, verdict
+from fedtar_flare.reporting.verdict import MOST, TOO_FEW, UNKNOWN, closing_box, key_numbers, verdict
 from fedtar_flare.suite.file import read_suite
 from fedtar_flare.suite.plan import experiments
 from fedtar_flare.suite.results import result_file
@@ -108,12 +108,13 @@ def test_a_fall_is_said_as_plainly_as_a_gain_and_of_few_reports_no_decimals(name
     run = run_of({name: before / 1000}, {1: {name: after / 1000}}, n=n, sites=("a",))
     (label, values, change, _), (_, reports, _, _) = key_numbers(run)
     first, last = (f"{value / 1000 * 100:.{int(n >= 20)}f}" for value in (before, after))
-    said = "unchanged"
-    if first != last:
+    said = "unchanged" if n >= 20 else ""
+    if first != last and n >= 20:
         said = "better" if (float(last) > float(first)) is SCORES[name].higher_is_better else "worse"
     assert label.startswith(SCORES[name].label) and change == said and reports == f"{n}"
     assert values == f"{first} → {last}" or n < 20
     assert f"({n} test reports" in verdict(run)[0]
+    assert (TOO_FEW in closing_box(run)) == any(TOO_FEW.capitalize() in line for line in verdict(run)) == (n < 20)
 
 
 def test_degree_and_change_come_first_of_six_rows():
