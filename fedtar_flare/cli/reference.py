@@ -14,6 +14,7 @@ from fedtar_flare.cli.commands import PRESETS, Commands, add_command, show
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.files import PRIVATE, clean, write_text
 from fedtar_flare.core.plugins import package_of
+from fedtar_flare.core.text import columns
 from fedtar_flare.registry import DEFAULT, method, names
 
 if TYPE_CHECKING:
@@ -58,8 +59,7 @@ def methods(arguments: argparse.Namespace) -> None:
         {"name": name, "title": kind.contract.title, "package": package_of("method", name), "paper": kind.paper}
         for name, kind in zip(names(), map(method, names()), strict=True)
     ]
-    lines = ("{name:<16} {title:<52} {package:<20} {paper}".format(**kind).rstrip() for kind in installed)
-    show(arguments, installed, *lines)
+    show(arguments, installed, *columns([list(kind.values()) for kind in installed]))
 
 
 def settings(arguments: argparse.Namespace) -> None:
