@@ -324,8 +324,10 @@ class SiteModel:
         generated = self.cohort.timeline.prior_generated
         progress = Progress("scoring report", len(samples), logger.info)
 
-        def score(left: Sequence[int], size: int) -> None:
-            self._evaluation_batch, chosen = size, left[:size]
+        def score(left: Sequence[int], size: int) -> Sequence[int]:
+            self._evaluation_batch = size
+            # few reports are written together with the part before: a step of the search takes little less for them
+            chosen, rest = (left[:size], left[size:]) if len(left) >= 1.5 * size else (left, ())
             part = [samples[i] for i in chosen]
             images = self.images(part, prior=not generated)
             for personal in kinds:
@@ -337,6 +339,7 @@ class SiteModel:
                     drafts = self.generate(part, images, personal)
                 text_of[personal] |= zip((sample.visit for sample in part), drafts, strict=True)
             progress(len(text_of[True]))
+            return rest
 
         # 1. Losses and drafts of this process's share, in parts that fit in memory; then all processes' together.
         for turn in writing_order(samples) if generated else [range(len(samples))]:
@@ -344,8 +347,7 @@ class SiteModel:
             left = mine = self.ranks.share(sorted(turn, key=lambda i: len(samples[i].visit.report)))
             with torch.no_grad(), self._writing():
                 while left:
-                    retry_smaller_batch(self._evaluation_batch, partial(score, left))
-                    left = left[self._evaluation_batch :]
+                    left = retry_smaller_batch(self._evaluation_batch, partial(score, left))
             written = [[(i, loss_of[p][i], text_of[p][samples[i].visit]) for i in mine] for p in kinds]
             for of_rank in self.ranks.gather(written):
                 for p, scored in zip(kinds, of_rank, strict=True):
