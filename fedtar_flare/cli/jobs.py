@@ -341,11 +341,11 @@ def _add_job_options(command: argparse.ArgumentParser) -> None:
 
     job = command.add_argument_group("job")
     job.add_argument("--method", default=DEFAULT, help=f"one of {', '.join(names())} (default {DEFAULT})")
-    job.add_argument("-r", "--rounds", type=int, help="rounds R (default 3)")
+    job.add_argument("-r", "--rounds", type=int, help="rounds R (default: the preset's; small: 2)")
     job.add_argument("--time-steps", type=int, help="time steps T (default 3)")
     job.add_argument("--preset", help=f"the whole setting: {PRESETS}")
     job.add_argument("--local-steps", type=int, help="optimiser updates per site and time step")
-    job.add_argument("--patients", type=int, help="patients of a synthetic site (default: the preset's; small: 96)")
+    job.add_argument("--patients", type=int, help="patients of a synthetic site (default: the preset's; small: 64)")
     job.add_argument("--min-sites", type=int, help="fewer sites taking part stop the job (default 1; at hospitals 2)")
     job.add_argument("--seed", type=int, help="random seed (default 0)")
     any_setting = f"any setting of {', '.join(GROUPS)} or the method's own groups, such as training.lr=5e-4; repeatable"

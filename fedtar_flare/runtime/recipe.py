@@ -34,9 +34,10 @@ SIMULATOR_REQUEST_INTERVAL, PRODUCTION_REQUEST_INTERVAL = 0.05, 2.0
 """Seconds between a site's requests for a task, which are traffic between hospitals, where a step takes minutes."""
 
 SMALL: dict[str, Any] = {
+    "num_rounds": 2,  # with -t 1 FLARE's simulator starts a process for each task: three rounds take 7 minutes
     "model": {"lora_targets": DECODER_TARGETS},  # the encoder stays as it is, so that each image is seen by it once
     "training": {"local_steps": 48, "schedule": "cosine"},
-    "data": {"synthetic_patients": 96},
+    "data": {"synthetic_patients": 64},
     "server": {"evaluate_every": 3},  # to score a round takes a site as long as to train it
 }
 """What the shipped preset ``small`` sets for every method: found by experiment (docs/research/experiments.md)."""

@@ -5,7 +5,7 @@ from fedtar_flare import MethodRecipe, run_job
 recipe = MethodRecipe(
     "local",
     preset="small",
-    num_rounds=3,
+    num_rounds=2,
     time_steps=3,
     seed=0,
     torch_threads=1,
