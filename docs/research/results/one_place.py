@@ -1,4 +1,4 @@
-"""README's two hospitals as one, with patient adapters: `python docs/research/results/one_place.py OUT [told]`.
+"""Two hospitals of 96 patients as one, with patient adapters: `python docs/research/results/one_place.py OUT [told]`.
 
 All patients are in the split of their own hospital, and as many updates are made as both make. With `told` the
 patients' profile says the hospital: 10 is added to the sex of the second one's patients.
@@ -38,7 +38,8 @@ if "told" in sys.argv:
     demographics.profiles = told
 label = "all patients in one place with patient adapters"
 arm = {"method": "local_patient", "label": label, "settings": {"training": {"local_steps": 96}}}
-suite = Suite(name="one place", sites=("site-1",), seeds=(0, 1, 2), arms={"one_place": arm})
+size = {"num_rounds": 3, "data": {"synthetic_patients": 96}}
+suite = Suite(name="one place", sites=("site-1",), seeds=(0, 1, 2), settings=size, arms={"one_place": arm})
 planned = experiments(suite)
 run_suite(Path(sys.argv[1]), planned)
 print(write_page(Path(sys.argv[1]), suite, planned))
