@@ -12,7 +12,6 @@ from command import failing, fedtar, page_commands, passing
 from command import fedtar_here as here
 from kits import provisioned
 from labelers import published
-from PIL import Image
 
 from fedtar_flare.core.files import write_text
 from fedtar_flare.learning.drafting import DISCLAIMER
@@ -129,10 +128,10 @@ def test_the_sites_own_page_of_examples_has_no_identity_and_stays_at_the_site(pl
         assert b"data:image/" not in content and not any(picture in content for picture in pictures), path
 
 
-def test_the_examples_of_the_python_page_run(results, repository, tmp_path, monkeypatch):
+def test_the_examples_of_the_python_page_run(results, a_study, repository, tmp_path, monkeypatch):
     """In a folder with this run, which stands for the one that the page trains."""
     (tmp_path / "simulator_workspace").symlink_to(results.parents[3])
-    Image.radial_gradient("L").save(tmp_path / "chest.png")
+    (tmp_path / "chest_ct").symlink_to(a_study)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(simulation, "simulate", lambda recipe, sites, workspace: results)
     page = (repository / "docs" / "reference" / "python-api.md").read_text()
