@@ -86,7 +86,7 @@ def closing_box(run: Run, files: Mapping[str, Path | str] | None = None) -> str:
     columns = zip(*([row for row in rows if row[3]] or rows), strict=True)
     widths = [max(map(len, column)) + 3 for column in columns]
     lines = ["".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-    if run.reports and run.warm_start and (row := overall(run)) and row.n < FEW:
+    if run.reports and run.warm_start and (mean := overall(run)) and mean.n < FEW:
         lines.append(TOO_FEW)
     if run.reports and run.shown and joined(run):
         control = control_of(run)
