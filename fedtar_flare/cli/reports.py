@@ -202,7 +202,6 @@ def read(arguments: argparse.Namespace) -> None:
     from fedtar_flare.metrics.radeval import RadEvalMetrics
     from fedtar_flare.reporting.reading import reading_results, write_reading
     from fedtar_flare.suite.drafts import lines, reading_tables, write_page
-    from fedtar_flare.suite.tables import interval_text
 
     rows = report_texts(arguments.state, arguments.round, personal=not arguments.shared)
     if not arguments.answers:
@@ -211,9 +210,10 @@ def read(arguments: argparse.Namespace) -> None:
         return show(arguments, {"page": str(page)}, f"{page}: to be opened in a browser, and to stay at the hospital")
     models = RadEvalMetrics(arguments.metrics.split(","), arguments.weights) if arguments.metrics else None
     results = reading_results(arguments.state, arguments.answers, rows, models)
-    shown = lines(reading_tables(results, interval_text))
+    tables = reading_tables(results)
+    shown = lines(tables)
     if arguments.out:
-        shown.append(f"page: {write_page(reading_tables(results), arguments.out, read=True)}")
+        shown.append(f"page: {write_page(tables, arguments.out, read=True)}")
     show(arguments, clean(results), *shown)
 
 

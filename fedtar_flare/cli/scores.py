@@ -7,7 +7,6 @@ from typing import Any
 from fedtar_flare.cli.commands import Commands, add_command, show
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.files import clean
-from fedtar_flare.core.text import columns
 
 OF_RUN = "the site's state of that run, <state folder>/<run id>/<site>, or a comparison's run, <folder>/runs/<run>"
 
@@ -70,7 +69,6 @@ def score(arguments: argparse.Namespace) -> None:
     from fedtar_flare.metrics.labeler import classes_of
     from fedtar_flare.suite.checked import noise_of, noise_tables
     from fedtar_flare.suite.drafts import lines as lines_of
-    from fedtar_flare.suite.tables import interval_text
 
     name, rows = _labelled(arguments, arguments.state)
     if arguments.check_sample:
@@ -88,7 +86,7 @@ def score(arguments: argparse.Namespace) -> None:
     if arguments.checked:
         noise = noise_of(rows, name, arguments.checked)
         data["label_noise"] = {name: of._asdict() for name, of in noise.items()}
-        lines += ["", *lines_of(noise_tables(noise, name, interval_text))]
+        lines += ["", *lines_of(noise_tables(noise, name))]
     if arguments.against:
         from fedtar_flare.suite.results import compare_scores
         from fedtar_flare.suite.tables import metric_table
@@ -97,7 +95,7 @@ def score(arguments: argparse.Namespace) -> None:
         tests = compare_scores(one, [(rows, _labelled(arguments, arguments.against)[1])], arguments.drawn)
         table = metric_table(tests, {one: one, other: other}, other, arguments.drawn)
         data["against"] = [test._asdict() for test in tests]
-        lines += ["", table.about, *columns([table.head, *table.rows])]
+        lines += ["", *lines_of([table])]
     show(arguments, clean(data), *lines)
 
 
@@ -108,8 +106,7 @@ def _score_texts(arguments: argparse.Namespace) -> None:
     from fedtar_flare.metrics.radeval import RadEvalMetrics
     from fedtar_flare.metrics.text_sums import rules_of
     from fedtar_flare.suite.checked import noise_of, noise_tables
-    from fedtar_flare.suite.drafts import case_rows, lines, run_texts, score_drafts, tables, text_cell, write_page
-    from fedtar_flare.suite.tables import interval_text
+    from fedtar_flare.suite.drafts import case_rows, lines, run_texts, score_drafts, tables, write_page
 
     files, rules, rule_labels = arguments.drafts or [], arguments.labeler, [*NEURAL.values()]
     if len({bool(files), bool(arguments.reports), not arguments.state}) > 1 or arguments.export:
@@ -135,9 +132,10 @@ def _score_texts(arguments: argparse.Namespace) -> None:
             return _write_sample(arguments, labeler, rows)
         noise = noise_of(rows, labeler, arguments.checked)
     scored = score_drafts(texts, drafts, labeler, models)
-    shown = lines([*tables(scored, text_cell), *noise_tables(noise, labeler, interval_text)])
+    made = [*tables(scored), *noise_tables(noise, labeler)]
+    shown = lines(made)
     if arguments.out:
-        shown.append(f"page: {write_page([*tables(scored), *noise_tables(noise, labeler)], arguments.out)}")
+        shown.append(f"page: {write_page(made, arguments.out)}")
     data = scored._asdict() | {"tests": [test._asdict() for test in scored.tests]}
     show(arguments, clean(data | {"label_noise": {name: of._asdict() for name, of in noise.items()}}), *shown)
 

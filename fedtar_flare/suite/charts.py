@@ -23,7 +23,7 @@ def figures(results: Sequence[Result], reference: str) -> list[Figure]:
     arms = by_arm(results)
     labels = {name: runs[0].label for name, runs in arms.items()}
     best = {name: statistics.fmean(seed_means(runs, "members", "cider") or [0]) for name, runs in arms.items()}
-    colours = arm_colours([*arms], [name for name in arms if name == reference], best)
+    colours = arm_colours(best, reference)
 
     def lines(read: Callable[[dict[str, Any]], Pairs]) -> list[Series]:
         pairs = {name: [pair for run in runs for pair in read(run.content)] for name, runs in arms.items()}
@@ -34,12 +34,12 @@ def figures(results: Sequence[Result], reference: str) -> list[Figure]:
     return [figure for figure in drawn if figure.charts]
 
 
-def arm_colours(names: Sequence[str], first: Sequence[str], best: Mapping[str, float]) -> dict[str, int]:
-    """A colour per arm; of more arms than colours, the ``first`` and those with the ``best`` values have one."""
-    if len(names) > SITE_COLOURS:
-        chosen = list(dict.fromkeys([*first, *sorted(names, key=lambda n: -best[n])]))[: SITE_COLOURS - 1]
-        names = [name for name in names if name in chosen]
-    return {name: i for i, name in enumerate(names)}
+def arm_colours(values: Mapping[str, float], reference: str) -> dict[str, int]:
+    """A colour per arm; of more arms than colours, the reference and those with the highest values have one."""
+    chosen = sorted(values, key=lambda name: (name != reference, -values[name]))
+    if len(values) > SITE_COLOURS:
+        chosen = chosen[: SITE_COLOURS - 1]
+    return {name: i for i, name in enumerate(name for name in values if name in chosen)}
 
 
 def arm_series(name: str, labels: Mapping[str, str], colours: Mapping[str, int], pairs: Pairs) -> Series:

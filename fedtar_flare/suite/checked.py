@@ -2,7 +2,7 @@
 
 import hashlib
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from fedtar_flare.data.sources.tables import rows_of
 from fedtar_flare.metrics.agreement import Array, label_counts
 from fedtar_flare.metrics.label_noise import LabelNoise, label_noise
 from fedtar_flare.metrics.labeler import classes_of
-from fedtar_flare.metrics.significance import Interval
 from fedtar_flare.reporting.format import NOTHING
 from fedtar_flare.suite.drafts import write_table
 from fedtar_flare.suite.tables import Table, interval_cell
@@ -69,9 +68,7 @@ def _id(row: Mapping[str, Any], side: str) -> str:
     return hashlib.sha256("\0".join([side, *of]).encode()).hexdigest()[:16]
 
 
-def noise_tables(
-    noise: Mapping[str, LabelNoise], labeler: str, cell: Callable[[Interval], str] = interval_cell
-) -> list[Table]:
+def noise_tables(noise: Mapping[str, LabelNoise], labeler: str) -> list[Table]:
     """A row for each class that staff or the labeler found, the first for all together; no table of nothing."""
     if not noise:
         return []
@@ -81,5 +78,5 @@ def noise_tables(
         "intervals: the corrected one has the labeler's errors in it."
     )
     heads = ["", "precision", "recall", "F1, its labels", "F1, corrected"]
-    rows = [[name, *map(cell, of[1:])] for name, of in noise.items()]
+    rows = [[name, *map(interval_cell, of[1:])] for name, of in noise.items()]
     return [Table("Label noise", about, heads, [row for row in rows if {*row[1:]} != {NOTHING}])]

@@ -8,7 +8,7 @@ import hmac
 import io
 import math
 import secrets
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from fedtar_flare.metrics.radeval import RadEvalMetrics
 from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.metrics.significance import Interval, compare, over_seeds
 from fedtar_flare.metrics.text_sums import reports_of_texts, text_sums
-from fedtar_flare.reporting.format import heading, score
+from fedtar_flare.reporting.format import heading
 from fedtar_flare.reporting.render import render
 from fedtar_flare.suite.results import Difference, corrected
 from fedtar_flare.suite.tables import Table, interval_cell, metric_table, score_cell
@@ -87,10 +87,10 @@ def score_drafts(texts: Texts, drafts: Mapping[str, Texts], rules: RuleLabels, m
     return Scored(len(texts), len(set(patients)), values, tests, models.about if models else "")
 
 
-def tables(scored: Scored, cell: Callable[[str, Interval | None], str] = score_cell) -> list[Table]:
+def tables(scored: Scored) -> list[Table]:
     """The scores, a row for each, and the comparison of two files."""
     names = dict.fromkeys(name for of_file in scored.values.values() for name in of_file)
-    rows = [[heading(name), *(cell(name, of.get(name)) for of in scored.values.values())] for name in names]
+    rows = [[heading(name), *(score_cell(name, of.get(name)) for of in scored.values.values())] for name in names]
     about = f"{scored.studies} studies of {scored.patients} patients, with 95 % intervals over patients."
     made = [Table("Scores", f"{about} {scored.models}".strip(), ["score", *scored.values], rows)]
     if scored.tests:
@@ -98,31 +98,28 @@ def tables(scored: Scored, cell: Callable[[str, Interval | None], str] = score_c
     return made
 
 
-def reading_tables(results: Mapping[str, Any], cell: Callable[[Interval], str] = interval_cell) -> list[Table]:
+def reading_tables(results: Mapping[str, Any]) -> list[Table]:
     """What readers answered (:func:`.reading_results`), and how they agree, with one another and with each score."""
     counts = ", ".join(f"{name} {count}" for name, count in results["answers"].items())
     about = f"{results['cases']} cases of {results['patients']} patients; answers: {counts}"
-    rows = [[name, *(cell(side) for side in of.values())] for name, of in results["scores"].items()]
+    rows = [[name, *(interval_cell(side) for side in of.values())] for name, of in results["scores"].items()]
     rows = [[*row, f"{results['p'][row[0]]:.3g}"] for row in rows]
     whose = f"{'Cohen' if len(results['answers']) == 2 else 'Fleiss'}'s kappa of {results['read_by_all']} cases"
-    agreed = [[f"readers, {name}", cell(kappa), whose] for name, kappa in results["agreement"].items()]
+    agreed = [[f"readers, {name}", interval_cell(kappa), whose] for name, kappa in results["agreement"].items()]
     for name, (tau, drafts) in results["tau"].items():
-        agreed.append([SCORES[name].label, cell(tau), f"Kendall's tau-b, {drafts} drafts"])
+        agreed.append([SCORES[name].label, interval_cell(tau), f"Kendall's tau-b, {drafts} drafts"])
     of_scores = f"Of readers, and of scores with their answers. {results['models']}".strip()
     answered = Table("Answers", about, ["", "draft", "reference", "difference", "p"], rows)
     return [answered, Table("Agreement", of_scores, ["", "coefficient", ""], agreed)]
 
 
 def lines(shown: Sequence[Table]) -> list[str]:
-    """Tables as text."""
-    return [line for table in shown for line in (table.about, *columns([table.head, *table.rows]))]
-
-
-def text_cell(name: str, value: Interval | None) -> str:
-    """A score with its interval as text."""
-    if value is None or not math.isfinite(value.value):
-        return "not graded"
-    return "{} ({} to {})".format(*(score(name, end) for end in value))
+    """Tables as text, with each interval in brackets behind its value."""
+    text = []
+    for table in shown:
+        rows = [[str(cell).replace("<small>", " (").replace("</small>", ")") for cell in row] for row in table.rows]
+        text += [table.about, *columns([table.head, *rows])]
+    return text
 
 
 def write_page(shown: Sequence[Table], out: Path, read: bool = False) -> Path:

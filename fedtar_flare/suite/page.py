@@ -1,7 +1,7 @@
 """``comparison.html``: a suite's arms side by side, one self-contained page."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean, stdev
@@ -9,7 +9,7 @@ from statistics import fmean, stdev
 from fedtar_flare.core.files import write_text
 from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.metrics.significance import Units
-from fedtar_flare.reporting.format import NOTHING, duration, heading, score, size
+from fedtar_flare.reporting.format import NOTHING, duration, score, size
 from fedtar_flare.reporting.render import render
 from fedtar_flare.suite import tables
 from fedtar_flare.suite.charts import figures
@@ -98,20 +98,15 @@ def _every_metric(
     return out
 
 
-def _means(results: Sequence[Result], where: str, title: str, about: str, scores: Iterable[str]) -> Table:
-    """Scores as means over hospitals and seeds, with the standard deviation over seeds; no column is empty."""
-    names = [name for name in scores if seed_means(results, where, name)]
-    rows: list[list[str]] = []
-    for runs in by_arm(results).values():
-        means = {name: seed_means(runs, where, name) for name in names}
-        if any(means.values()):
-            if not rows:
-                start = {name: seed_means(runs, where, name, "start") for name in names}
-                rows.append([tables.WARM_START, *(score(n, fmean(v) if v else None) for n, v in start.items())])
-            cells = [score(name, fmean(values) if values else None) for name, values in means.items()]
-            spreads = (f" ± {score(n, stdev(v))}" if len(v) > 1 else "" for n, v in means.items())
-            rows.append([runs[0].label, *map(str.__add__, cells, spreads)])
-    return Table(title, about, ["method", *map(heading, names)], rows)
+def _means(results: Sequence[Result], where: str, title: str, about: str, scores: Collection[str]) -> Table:
+    """Scores as means over hospitals and seeds, with the standard deviation over seeds."""
+
+    def cell(name: str, runs: list[Result], when: str) -> str:
+        means = seed_means(runs, where, name, when)
+        spread = f" ± {score(name, stdev(means))}" if when == "end" and len(means) > 1 else ""
+        return score(name, fmean(means) if means else None) + spread
+
+    return tables.arm_table(title, about, results, scores, cell)
 
 
 def _costs(results: Sequence[Result]) -> Table:

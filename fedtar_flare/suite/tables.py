@@ -1,7 +1,7 @@
 """Tables of the comparison, with a 95 % interval of each score, and its verdict in a sentence."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -27,6 +27,25 @@ class Table:
     rows: Sequence[Sequence[str]]
 
 
+def arm_table(
+    title: str,
+    about: str,
+    results: Sequence[Result],
+    names: Collection[str],
+    cell: Callable[[str, list[Result], str], str],
+) -> Table:
+    """The warm start, then each arm, by ``cell`` (score, runs, ``start`` or ``end``); no row or column is empty."""
+    rows: list[dict[str, str]] = []
+    for runs in by_arm(results).values():
+        cells = {name: cell(name, runs, "end") for name in names}
+        if any(text != NOTHING for text in cells.values()):
+            if not rows:
+                rows.append({"": WARM_START} | {name: cell(name, runs, "start") for name in names})
+            rows.append({"": runs[0].label} | cells)
+    columns = [name for name in names if any(row[name] != NOTHING for row in rows)]
+    return Table(title, about, ["method", *map(heading, columns)], [[row[n] for n in ("", *columns)] for row in rows])
+
+
 def scores(
     title: str,
     about: str,
@@ -34,33 +53,24 @@ def scores(
     rows_of: Callable[[Result, str], list[Row]],
     tests: Sequence[Difference] = (),
 ) -> Table:
-    """The warm start, then each arm with reports; a star where ``tests`` has p below 0.05."""
+    """Scores over the reports of all hospitals; a star where ``tests`` has p below 0.05."""
     stars = {(test.arm, test.score): "∗" for test in tests if test.p < 0.05}
-    lines: list[tuple[str, str, dict[str, Interval | None]]] = []
-    for arm, runs in by_arm(results).items():
-        ends = [rows_of(run, "end") for run in runs]
-        if any(ends):
-            if not lines:
-                lines.append(("", WARM_START, _values([rows_of(run, "start") for run in runs])))
-            lines.append((arm, runs[0].label, _values(ends)))
-    columns = [n for n in COLUMNS if any((v := values.get(n)) and math.isfinite(v.value) for *_, values in lines)]
-    rows = []
-    for arm, label, values in lines:
-        rows.append([label, *(score_cell(n, values.get(n), stars.get((arm, n), "")) for n in columns)])
-    return Table(title, about, ["method", *map(heading, columns)], rows)
+
+    def cell(name: str, runs: list[Result], when: str) -> str:
+        star = stars.get((runs[0].arm, name), "") if when == "end" else ""
+        return score_cell(name, interval_of(name, [rows_of(run, when) for run in runs]), star)
+
+    return arm_table(title, about, results, COLUMNS, cell)
 
 
 def difference_table(tests: Sequence[Difference], labels: Mapping[str, str], reference: str) -> Table:
     """Each arm minus the reference."""
-    by_score: dict[str, dict[str, Difference]] = {}
-    for test in tests:
-        by_score.setdefault(test.arm, {})[test.score] = test
-    columns = [n for n in COMPARED if any(n in of for of in by_score.values())]
+    tested = {(test.arm, test.score): test for test in tests}
+    columns = [n for n in COMPARED if any(test.score == n for test in tests)]
     rows = []
-    for arm, of in by_score.items():
-        rows.append(
-            [labels[arm], *(score_cell(n, of[n].difference, p=of[n].p) if n in of else NOTHING for n in columns)]
-        )
+    for arm in dict.fromkeys(test.arm for test in tests):
+        found = ((n, tested.get((arm, n))) for n in columns)
+        rows.append([labels[arm], *(score_cell(n, of.difference, p=of.p) if of else NOTHING for n, of in found)])
     about = (
         "On the same test patients of the hospitals that took part, all hospitals together: mean over seeds, 95 % "
         "interval over patients and seeds (5,000 replicates), and p of a permutation of the two methods' results "
@@ -85,10 +95,6 @@ def metric_table(tests: Sequence[Difference], labels: Mapping[str, str], referen
     return Table(f"{one} against {other}", f"Difference: {one} minus {other}; won: by the first.", heads, rows)
 
 
-def _values(runs: Sequence[list[Row]]) -> dict[str, Interval | None]:
-    return {name: interval_of(name, runs) for name in COLUMNS}
-
-
 def with_interval(
     interval: Interval | None, shown: Callable[[float], str], star: str = "", p: float | None = None
 ) -> str:
@@ -102,13 +108,8 @@ def with_interval(
 
 
 def interval_cell(interval: Interval) -> str:
-    """A share or coefficient for the page, as :func:`with_interval` writes it."""
+    """A share or coefficient, as :func:`with_interval` writes it."""
     return with_interval(interval, "{:.2f}".format)
-
-
-def interval_text(interval: Interval) -> str:
-    """The same as text."""
-    return NOTHING if math.isnan(interval.value) else "{:.2f} ({:.2f} to {:.2f})".format(*interval)
 
 
 def score_cell(name: str, interval: Interval | None, star: str = "", p: float | None = None) -> str:

@@ -262,8 +262,7 @@ def _cell(score: Score) -> str:
 
 def _curves(arms: Arms, labels: Mapping[str, str], reference: str) -> Figure:
     """AUC over epochs, a chart per disease."""
-    best = {name: _lca(runs) for name, runs in arms.items()}
-    colours = arm_colours([*arms], [name for name in arms if name == reference], best)
+    colours = arm_colours({name: _lca(runs) for name, runs in arms.items()}, reference)
     charts = []
     for name in _names(arms)[:MAX_CHARTS]:
         lines = []
