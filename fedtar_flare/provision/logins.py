@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from pathlib import Path
+from typing import Any
 
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
@@ -19,6 +20,7 @@ from nvflare.fuel.f3.sfm.sfm_conn import SfmConnection
 from nvflare.fuel.f3.sfm.sfm_endpoint import SfmEndpoint
 from nvflare.fuel.sec.audit import AuditService
 
+from fedtar_flare.provision.wire import wrap
 from fedtar_flare.record.log import raise_alarm
 
 AGAIN_AFTER = 600.0  # seconds until the same site's alarm is raised again
@@ -38,23 +40,20 @@ class LoginAlarm(FLComponent):
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         if event_type == EventType.SYSTEM_BOOTSTRAP:
-            add = SfmEndpoint.add_connection
-
-            def adding(endpoint: SfmEndpoint, connection: SfmConnection) -> None:
-                """Tell where a new connection replaces a peer's: FLARE has no event."""
-                before = bool(endpoint.connections)
-                add(endpoint, connection)
-                if before:
-                    self.taken_over(str(endpoint.endpoint.name))
-
-            SfmEndpoint.add_connection = adding
+            wrap(SfmEndpoint, "add_connection", self._add)
         elif event_type == EventType.CLIENT_HEARTBEAT_PROCESSED:
             match = _EVICTED.match(str(fl_ctx.get_prop(FLContextKey.COMMUNICATION_ERROR, "")))
             if match:
                 self._raise(match.group(1)[:100])
 
-    def taken_over(self, name: str) -> None:
-        """The connection of this name was taken over by another one."""
+    def _add(self, add: Any, endpoint: SfmEndpoint, connection: SfmConnection) -> None:
+        """Tell where a new connection replaces a peer's: FLARE has no event."""
+        before = bool(endpoint.connections)
+        add(endpoint, connection)
+        if before:
+            self._taken_over(str(endpoint.endpoint.name))
+
+    def _taken_over(self, name: str) -> None:
         if "." in name:  # a job's process, which may be started again
             return
         with self._lock:

@@ -56,7 +56,7 @@ def admin_of(kit: Path) -> str:
 
 
 def list_jobs(kit: Path, limit: int = 10, job_id: str | None = None) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """Ask the server for its newest jobs, and when certificates end (:func:`.watch_certificates`)."""
+    """Ask the server for its newest jobs, and when certificates end (:func:`.status_checked`)."""
     with open_session(kit) as session:
         told = session.check_status("server").get(CERTIFICATES)
         ends = {plain(str(who)): end for who, end in dict(told or {}).items() if isinstance(end, float)}
@@ -85,7 +85,7 @@ def wait_for_sites(session: Any, sites: Sequence[str], min_sites: int | None, se
         raise FedTARError(f"not connected after {seconds:.0f} s: {', '.join(missing)}; {cure}. Nothing was submitted")
 
 
-def watch_job(kit: Path, job_id: str, say: Callable[[dict[str, Any]], object], seconds: float = 2.0) -> str:
+def watch_job(kit: Path, job_id: str, say: Callable[[dict[str, Any]], object]) -> str:
     """Follow a job until it ends."""
     before = None
     with open_session(kit) as session:
@@ -97,7 +97,7 @@ def watch_job(kit: Path, job_id: str, say: Callable[[dict[str, Any]], object], s
                 before = key
             if now["status"].startswith(FINISHED):
                 return str(now["status"])
-            time.sleep(seconds)
+            time.sleep(2)
 
 
 def ending(ends: Mapping[str, float]) -> list[str]:

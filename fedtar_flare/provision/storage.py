@@ -8,7 +8,6 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from nvflare.private.fed.utils.fed_utils import extract_participants
 from fedtar_flare.core.errors import ConfigError, FedTARError
 from fedtar_flare.core.files import PRIVATE, locked, read_bytes, read_json, write_json
 from fedtar_flare.provision.status import CERTIFICATES, REASON
-from fedtar_flare.provision.wire import guard_cells, unfit_app
+from fedtar_flare.provision.wire import guard_cells, unfit_app, wrap
 from fedtar_flare.record.events import End
 from fedtar_flare.record.log import of_kind, read_events
 
@@ -63,9 +62,10 @@ class KitJobManager(SimpleJobDefManager):
     ):
         self.folder, self.sites = folder, list(sites or ())
         guard_cells()
-        guard_submissions()
-        guard_stats()
-        watch_certificates()
+        wrap(JobMetaValidator, "validate", validated)
+        wrap(ServerEngine, "show_stats", stats_shown)
+        wrap(ClientManager, "authenticated_client", logged_in)
+        wrap(TrainingCommandModule, "check_status", status_checked)
         super().__init__(uri_root=str(_in_kit(folder)), job_store_id=job_store_id)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -107,71 +107,44 @@ class KitJobManager(SimpleJobDefManager):
         return ""
 
 
-def guard_submissions() -> None:
-    """Look at a submitted archive before FLARE unpacks a part of it; a second call changes nothing."""
-    validate: Any = JobMetaValidator.validate
-    if hasattr(validate, "__wrapped__"):
-        return
-
-    @wraps(validate)
-    def guarded(self: JobMetaValidator, job_name: str, job_data: Any) -> Any:
-        try:
-            reason = unfit_app(read_bytes(Path(job_data)) if isinstance(job_data, str) else job_data)
-        except OSError as error:
-            reason = f"the job cannot be read: {error}"
-        return (False, reason, {}) if reason else validate(self, job_name, job_data)
-
-    JobMetaValidator.validate = guarded
+def validated(validate: Any, validator: JobMetaValidator, job_name: str, job_data: Any) -> Any:
+    """Look at a submitted archive before FLARE unpacks a part of it."""
+    try:
+        reason = unfit_app(read_bytes(Path(job_data)) if isinstance(job_data, str) else job_data)
+    except OSError as error:
+        reason = f"the job cannot be read: {error}"
+    return (False, reason, {}) if reason else validate(validator, job_name, job_data)
 
 
-def guard_stats() -> None:
+def stats_shown(show: Any, engine: ServerEngine, job_id: str) -> Any:
     """Ask how far a job of ours is once its controller is there: before that FLARE writes a traceback for each question
-    into the job's log; a second call changes nothing.
+    into the job's log.
     """
-    ask: Any = ServerEngine.show_stats
-    if hasattr(ask, "__wrapped__"):
-        return
-
-    @wraps(ask)
-    def guarded(self: ServerEngine, job_id: str) -> Any:
-        run_dir = Path.cwd() / job_id
-        config = run_dir / "app_server" / "config" / "config_fed_server.json"
-        ours = config.is_file() and b"fedtar_flare." in read_bytes(config)
-        return {} if ours and not (run_dir / "fedtar").is_dir() else ask(self, job_id)
-
-    ServerEngine.show_stats = guarded
+    run_dir = Path.cwd() / job_id
+    config = run_dir / "app_server" / "config" / "config_fed_server.json"
+    ours = config.is_file() and b"fedtar_flare." in read_bytes(config)
+    return {} if ours and not (run_dir / "fedtar").is_dir() else show(engine, job_id)
 
 
-def watch_certificates() -> None:
-    """Note when the certificate ends that a site shows at its login, and tell admins with the server's status; a second
-    call changes nothing.
-    """
-    log_in: Any = ClientManager.authenticated_client
-    if hasattr(log_in, "__wrapped__"):
-        return
-    say: Any = TrainingCommandModule.check_status
+def logged_in(log_in: Any, manager: ClientManager, request: Any, fl_ctx: Any, client_type: Any) -> Any:
+    """Note when the certificate ends that a site shows at its login."""
+    client = log_in(manager, request, fl_ctx, client_type)
+    if client is not None:  # FLARE has verified the certificate, and that the site has its key
+        with suppress(FedTARError, OSError, TypeError, ValueError):  # a full disk keeps nobody out
+            shown = flare.load_crt_chain_bytes(request.payload.get(IdentityChallengeKey.CERT))[0]
+            with locked(ENDS_FILE):
+                write_json(ENDS_FILE, _ends() | {client.name: shown.not_valid_after_utc.timestamp()}, PRIVATE)
+    return client
 
-    @wraps(log_in)
-    def noting(self: ClientManager, request: Any, fl_ctx: Any, client_type: Any) -> Any:
-        client = log_in(self, request, fl_ctx, client_type)
-        if client is not None:  # FLARE has verified the certificate, and that the site has its key
-            with suppress(FedTARError, OSError, TypeError, ValueError):  # a full disk keeps nobody out
-                shown = flare.load_crt_chain_bytes(request.payload.get(IdentityChallengeKey.CERT))[0]
-                with locked(ENDS_FILE):
-                    ends = _ends() | {client.name: shown.not_valid_after_utc.timestamp()}
-                    write_json(ENDS_FILE, ends, PRIVATE)
-        return client
 
-    @wraps(say)
-    def telling(self: TrainingCommandModule, conn: Any, args: list[str]) -> None:
-        say(self, conn, args)
-        ends: dict[str, Any] = {}
-        with suppress(FedTARError, OSError, ValueError):
-            ends["server"] = flare.load_crt(Path("startup", "server.crt")).not_valid_after_utc.timestamp()
-            ends |= _ends()
-        conn.update_meta({CERTIFICATES: ends})
-
-    ClientManager.authenticated_client, TrainingCommandModule.check_status = noting, telling
+def status_checked(check: Any, module: TrainingCommandModule, conn: Any, args: list[str]) -> None:
+    """Tell admins with the server's status when certificates end."""
+    check(module, conn, args)
+    ends: dict[str, Any] = {}
+    with suppress(FedTARError, OSError, ValueError):
+        ends["server"] = flare.load_crt(Path("startup", "server.crt")).not_valid_after_utc.timestamp()
+        ends |= _ends()
+    conn.update_meta({CERTIFICATES: ends})
 
 
 def _ends() -> dict[str, Any]:

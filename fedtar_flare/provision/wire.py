@@ -154,19 +154,22 @@ def add_time(reply: Message) -> None:
 
 def guard_cells() -> None:
     """Let every cell that this process makes look at its messages: FLARE makes its cells itself, and tells too late."""
-    if hasattr(CoreCell.__init__, "__wrapped__"):
-        return
-    make: Callable[..., None] = CoreCell.__init__
+    wrap(CoreCell, "__init__", _guarded)
 
-    @wraps(make)
-    def guarded(self: CoreCell, *arguments: Any, **named: Any) -> None:
-        make(self, *arguments, **named)
-        self.add_incoming_request_filter("*", "*", _refused, cell=self)  # for this cell, alone or in a bulk
-        self.set_message_interceptor(_refused, cell=self)  # for others, through this cell
-        self.add_incoming_filter("*", "*", _dropped, cell=self)  # replies, for this cell and for others
-        self.add_outgoing_reply_filter(CellChannel.SERVER_MAIN, CellChannelTopic.HEART_BEAT, add_time)
 
-    CoreCell.__init__ = guarded
+def _guarded(make: Any, cell: CoreCell, *arguments: Any, **named: Any) -> None:
+    make(cell, *arguments, **named)
+    cell.add_incoming_request_filter("*", "*", _refused, cell=cell)  # for this cell, alone or in a bulk
+    cell.set_message_interceptor(_refused, cell=cell)  # for others, through this cell
+    cell.add_incoming_filter("*", "*", _dropped, cell=cell)  # replies, for this cell and for others
+    cell.add_outgoing_reply_filter(CellChannel.SERVER_MAIN, CellChannelTopic.HEART_BEAT, add_time)
+
+
+def wrap(owner: type, name: str, function: Callable[..., Any]) -> None:
+    """Put a function around a method of FLARE's, which it gets first; a second call changes nothing."""
+    method = getattr(owner, name)
+    if not hasattr(method, "__wrapped__"):
+        setattr(owner, name, wraps(method)(lambda *arguments, **named: function(method, *arguments, **named)))
 
 
 # ---------------------------------------------------------------------- the server's requests at a site

@@ -22,8 +22,8 @@ from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 
 from fedtar_flare.core.errors import FedTARError
 from fedtar_flare.provision.launcher import SupervisedProcessLauncher
-from fedtar_flare.provision.storage import guard_submissions
-from fedtar_flare.provision.wire import ANSWERED
+from fedtar_flare.provision.storage import validated
+from fedtar_flare.provision.wire import ANSWERED, wrap
 
 REAL = "0f3d1c1e-8a52-4d4e-9c11-2f6a0c3d5b7e"
 
@@ -126,7 +126,7 @@ def test_nor_is_a_submitted_job_at_the_server(app, monkeypatch, tmp_path):
     monkeypatch.setattr("fedtar_flare.provision.wire.MOST_BYTES", 1 << 20)
     monkeypatch.setattr("fedtar_flare.provision.wire.MOST_FILES", 10)
     monkeypatch.setattr(JobMetaValidator, "validate", lambda *_: (True, "", {"name": "job"}))
-    guard_submissions()
+    wrap(JobMetaValidator, "validate", validated)
     (file := tmp_path / "job.zip").write_bytes(content if isinstance(content := APPS[app](), bytes) else b"PK")
     assert JobMetaValidator().validate("job", str(file))[0] is False
     assert JobMetaValidator().validate("job", str(tmp_path / "none.zip"))[0] is False
