@@ -9,7 +9,6 @@ dying leaves.
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,7 +38,7 @@ class SupervisedHandle(JobHandleSpec):
         self._launch, self._max_restarts, self._window, self._say = launch, max_restarts, window, say
         self._lock = threading.Lock()
         self._stopped = False
-        self._restarts: deque[float] = deque()
+        self._restarts: list[float] = []
         self._handle = launch()
 
     def terminate(self) -> None:
@@ -65,8 +64,7 @@ class SupervisedHandle(JobHandleSpec):
                 self._handle = self._launch()
 
     def _in_crash_loop(self) -> bool:
-        while self._restarts and time.monotonic() - self._restarts[0] > self._window:
-            self._restarts.popleft()
+        self._restarts = [at for at in self._restarts if time.monotonic() - at <= self._window]
         if len(self._restarts) < self._max_restarts:
             return False
         often = f"again after {self._max_restarts} restarts in {self._window:g} s"

@@ -40,13 +40,9 @@ def render_markdown(template: str, **values: Any) -> str:
 
 def theme(name: str, steps: int) -> Markup:
     """The CSS variables of the theme ``light`` or ``dark``, with ``steps`` colours from early to late."""
-    anchors = [[int(colour[i : i + 2], 16) for i in (1, 3, 5)] for colour in _RAMPS[name]]
-    ramp = []
-    for index in range(steps):
-        at = 2 * index / max(1, steps - 1)
-        low = min(1, int(at))
-        mixed = [a + (b - a) * (at - low) for a, b in zip(anchors[low], anchors[low + 1], strict=True)]
-        ramp.append(f"--step-{index}:#{''.join(f'{round(part):02x}' for part in mixed)};")
+    anchors = np.array([[int(colour[i : i + 2], 16) for i in (1, 3, 5)] for colour in _RAMPS[name]])
+    mixed = np.transpose([np.interp(np.linspace(0, 2, steps), range(3), channel) for channel in anchors.T])
+    ramp = (f"--step-{i}:#{bytes(colour).hex()};" for i, colour in enumerate(mixed.round().astype(np.uint8)))
     return Markup(_THEMES[name] + "".join(ramp))
 
 

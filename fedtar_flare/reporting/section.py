@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from markupsafe import Markup
 
@@ -104,14 +105,10 @@ def left_out(rounds: Sequence[tuple[int, Mapping[str, str]]]) -> Markup:
 
 def in_rounds(numbers: Sequence[int]) -> str:
     """``round 3``; ``rounds 1 to 4, 6``."""
-    runs: list[list[int]] = []
-    for r in numbers:
-        if runs and r == runs[-1][-1] + 1:
-            runs[-1].append(r)
-        else:
-            runs.append([r])
-    spans = [str(span[0]) if len(span) == 1 else f"{span[0]} to {span[-1]}" for span in runs]
-    return f"round{'s' if len(numbers) > 1 else ''} {', '.join(spans)}"
+    runs = groupby(enumerate(numbers), lambda pair: pair[1] - pair[0])  # of rounds that follow one another
+    spans = [[r for _, r in run] for _, run in runs]
+    texts = [str(span[0]) if len(span) == 1 else f"{span[0]} to {span[-1]}" for span in spans]
+    return f"round{'s' if len(numbers) > 1 else ''} {', '.join(texts)}"
 
 
 def round_axis(run: Run) -> tuple[float, float]:

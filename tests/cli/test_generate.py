@@ -66,30 +66,25 @@ def drafted(adapter, study, *options):
     return (json.loads(out) if code == 0 else None), err
 
 
-@pytest.mark.parametrize(
-    ("file", "change"),
-    [
-        (peft_file.ADAPTER_CONFIG, lambda c: c | {"lora_alpha": -c["lora_alpha"]}),
-        (peft_file.ADAPTER_INFO, lambda c: c | {"model": c["model"] | {"image_statistics": "clip"}}),
-        (peft_file.ADAPTER_INFO, lambda c: c | {"transforms": [{"name": "NormalizeIntensity"}]}),
-    ],
-)
-def test_an_adapter_whose_files_say_other_settings_than_the_run_s_is_refused(runs, tmp_path, file, change):
-    folder = shutil.copytree(runs[0]["generated"], tmp_path / "changed")
-    (folder / file).write_text(json.dumps(change(json.loads((folder / file).read_text()))))
-    draft, err = drafted(folder, runs[1].visit.image)
-    assert draft is None and "other settings" in err
+CONFIG, INFO = peft_file.ADAPTER_CONFIG, peft_file.ADAPTER_INFO
+OTHER = [
+    (CONFIG, lambda config: {"lora_alpha": -config["lora_alpha"]}),
+    (INFO, lambda info: {"model": info["model"] | {"image_statistics": "clip"}}),
+    (INFO, lambda _: {"transforms": [{"name": "NormalizeIntensity"}]}),
+]
+DAMAGED = [{"priors": "a"}, {"adapter": 1}, {"round": None}, {"model": {"preset": 3}}, {"model": {}}, {"prior": []}]
+CHANGED = [*((*of, "other settings") for of in OTHER), *((INFO, lambda _, of=of: of, "") for of in DAMAGED)]
 
 
-@pytest.mark.parametrize(
-    "change", [{"priors": "a"}, {"adapter": 1}, {"round": None}, {"model": {"preset": 3}}, {"model": {}}, {"prior": []}]
-)
-def test_an_adapter_whose_file_is_damaged_is_refused_in_one_line(runs, tmp_path, change):
+@pytest.mark.parametrize(("file", "change", "words"), CHANGED)
+def test_an_adapter_is_refused_in_one_line_whose_files_are_damaged_or_say_other_settings(
+    runs, tmp_path, file, change, words
+):
     folder = shutil.copytree(runs[0]["generated"], tmp_path / "changed")
-    info = json.loads((folder / peft_file.ADAPTER_INFO).read_text())
-    (folder / peft_file.ADAPTER_INFO).write_text(json.dumps(info | change))
+    content = json.loads((folder / file).read_text())
+    (folder / file).write_text(json.dumps(content | change(content)))
     draft, err = drafted(folder, runs[1].visit.image)
-    assert draft is None and len(err.splitlines()) == 1, err
+    assert draft is None and words in err and len(err.splitlines()) == 1, err
 
 
 def test_a_picture_is_no_study_for_an_adapter_that_was_trained_on_ct(runs, tmp_path):
