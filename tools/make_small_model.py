@@ -53,7 +53,7 @@ from fedtar_flare.learning.labels import PRESENT, labeler
 from fedtar_flare.learning.pretraining import WEIGHTS
 from fedtar_flare.learning.training import batches, parts
 from fedtar_flare.metrics.agreement import finding_f1
-from fedtar_flare.metrics.language import language_scores
+from fedtar_flare.metrics.language import report_statistics
 from fedtar_flare.models.build import build_model, build_tokenizer
 from fedtar_flare.models.config import preset
 from fedtar_flare.models.report_generator import Encoded, ReportGenerator, report_loss
@@ -379,7 +379,7 @@ def scores_of_writing(
 
     own, others = list(range(n)), [*range(2, n), 0, 1]
     texts = written(own, False)
-    scores["BLEU-4"] = language_scores([texts_of[0] for texts_of in data.reports], texts)["bleu_4"]
+    scores["BLEU-4"] = report_statistics([texts_of[0] for texts_of in data.reports], texts).scores()["bleu_4"]
     scores["finding F1"] = cast(float, finding_f1(findings, list(map(findings_in, texts)))["finding_f1"])
     for order, what in ((own, "its own image"), (others, "another's image")):
         texts = written(order, True)

@@ -197,10 +197,10 @@ def refuse_known_tests(cohort: Cohort, weights: str | None) -> None:
 
 @torch.no_grad()
 def _scores(model: Any, tokenizer: ReportTokenizer, samples: Sequence[Sample]) -> dict[str, float]:
-    from fedtar_flare.metrics.language import language_scores
+    from fedtar_flare.metrics.language import report_statistics
 
     if not samples:
         return {}
     drafts = write_reports(model, tokenizer, PreparedImages(samples))
-    scores = language_scores([sample.visit.report for sample in samples], drafts)
+    scores = report_statistics([sample.visit.report for sample in samples], drafts).scores()
     return {name: round(scores[name], 4) for name in ("bleu_4", "rouge_l", "cider")}

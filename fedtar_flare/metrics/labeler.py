@@ -47,17 +47,11 @@ _BEHIND |= {",", ":", "(", ")", "?"}
 _ALTERNATIVES = frozenset({"or", "nor", "and/or"})
 
 
-class Scopes(NamedTuple):
-    """Per word of a sentence, whether a cue before it (left) or after it (right) denies or doubts it."""
-
-    denied_from_left: list[bool]
-    denied_from_right: list[bool]
-    doubted_from_left: list[bool]
-    doubted_from_right: list[bool]
+Reach = tuple[list[bool], list[bool]]  # of each word of a sentence, whether it is denied, and whether it is doubted
 
 
-def scopes(words: Sequence[str]) -> Scopes:
-    """Reach of every cue in a sentence, in one pass to the right and one to the left.
+def scopes(words: Sequence[str]) -> tuple[Reach, Reach]:
+    """Reach of the cues in a sentence, in one pass to the right and one to the left.
 
     To the right, a cue reaches to the end of its clause: a conjunction such as *but*, *and* after the predicate, or a
     comma after it or before a new statement ("no pneumothorax, small effusion") unless an *or* still follows ("no
@@ -68,12 +62,10 @@ def scopes(words: Sequence[str]) -> Scopes:
     ending: dict[int, Match[Cue]] = {}
     for cue in _BOOK.cover(words):
         starting[cue.start] = ending[cue.end - 1] = cue
-    denied, doubted = _to_the_right(words, starting)
-    denied_back, doubted_back = _to_the_left(words, ending, _predicate_before(words, starting))
-    return Scopes(denied, denied_back, doubted, doubted_back)
+    return _to_the_right(words, starting), _to_the_left(words, ending, _predicate_before(words, starting))
 
 
-def _to_the_right(words: Sequence[str], starting: dict[int, Match[Cue]]) -> tuple[list[bool], list[bool]]:
+def _to_the_right(words: Sequence[str], starting: dict[int, Match[Cue]]) -> Reach:
     alternative = _alternative_ahead(words, starting)
     denied, doubted = [False] * len(words), [False] * len(words)
     denying = doubting = predicate = False
@@ -116,9 +108,7 @@ def _alternative_ahead(words: Sequence[str], starting: dict[int, Match[Cue]]) ->
     return ahead
 
 
-def _to_the_left(
-    words: Sequence[str], ending: dict[int, Match[Cue]], stated: Sequence[bool]
-) -> tuple[list[bool], list[bool]]:
+def _to_the_left(words: Sequence[str], ending: dict[int, Match[Cue]], stated: Sequence[bool]) -> Reach:
     denied, doubted = [False] * len(words), [False] * len(words)
     denying = doubting = False
     inside = len(words)  # start of the cue that is being passed
@@ -257,16 +247,15 @@ class RuleLabeler:
             by_class.setdefault(name, []).append((start, end, kind))
         if not by_class:
             return []
-        reach = scopes(words)
+        (denied, doubted), (denied_back, doubted_back) = scopes(words)
         mentions = []
         for name, spans in by_class.items():
             kinds = {kind for *_, kind in spans}
             if "elsewhere" in kinds and "here" not in kinds:
                 continue
             for start, end, kind in _longest(spans):  # a cue within the phrase counts
-                doubted = reach.doubted_from_left[end - 1] or reach.doubted_from_right[start]
-                label: Label = "uncertain" if doubted else _BY_ITSELF[kind]
-                if reach.denied_from_left[end - 1] or reach.denied_from_right[start]:
+                label: Label = "uncertain" if doubted[end - 1] or doubted_back[start] else _BY_ITSELF[kind]
+                if denied[end - 1] or denied_back[start]:
                     label = "positive" if kind == "absent" else "negative"
                 if kind != "ignore":
                     mentions.append(Mention(start, end, name, label))

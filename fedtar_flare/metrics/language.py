@@ -77,11 +77,6 @@ class LanguageStatistics:
         return scores
 
 
-def language_scores(references: Sequence[str], drafts: Sequence[str]) -> dict[str, float]:
-    """Score the language of N drafts as one corpus."""
-    return report_statistics(references, drafts).scores()
-
-
 def report_statistics(references: Sequence[str], drafts: Sequence[str]) -> LanguageStatistics:
     """Clean N reports and take the statistics that their language scores follow from."""
     return language_statistics([clean(text).split() for text in references], [clean(text).split() for text in drafts])

@@ -10,7 +10,7 @@ Chapter 15). Holm, Scandinavian Journal of Statistics 1979. Kappa: Cohen 1960, a
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
@@ -215,10 +215,9 @@ def holm(p_values: Mapping[Key, float]) -> dict[Key, float]:
     """Correct p values of several tests after Holm: sorted upwards, the i-th of m is p (m - i + 1), never falling."""
     if not all(0 <= p <= 1 for p in p_values.values()):
         raise DataError(f"p values must lie in 0..1; got {dict(p_values)}", reason="unusable-p")
-    corrected, highest = {}, 0.0
-    for i, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
-        highest = max(highest, min(1.0, p_values[name] * (len(p_values) - i)))
-        corrected[name] = highest
+    upwards = sorted(p_values, key=lambda name: p_values[name])
+    steps = [min(1.0, p_values[name] * (len(upwards) - i)) for i, name in enumerate(upwards)]
+    corrected = dict(zip(upwards, accumulate(steps, max), strict=True))
     return {name: corrected[name] for name in p_values}
 
 

@@ -17,7 +17,7 @@ from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.metrics import sentences as sentences_module
 from fedtar_flare.metrics.agreement import label_counts
 from fedtar_flare.metrics.labeler import rule_labeler
-from fedtar_flare.metrics.language import clean, language_scores, language_statistics, mismatched_share
+from fedtar_flare.metrics.language import clean, language_statistics, mismatched_share, report_statistics
 from fedtar_flare.metrics.registry import scores_of
 from fedtar_flare.metrics.reports import TextLabeler
 from fedtar_flare.metrics.sentences import GAP, Phrasebook, readable, sentences
@@ -57,7 +57,7 @@ def test_equals_pycocoevalcap_on_random_corpora(corpus):
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(st.text(max_size=40), st.text(max_size=40)), min_size=1, max_size=5))
 def test_any_text_gives_finite_scores_within_their_range(pairs):
-    scores = language_scores([r for r, _ in pairs], [h for _, h in pairs])
+    scores = report_statistics([r for r, _ in pairs], [h for _, h in pairs]).scores()
     assert tuple(scores) == LANGUAGE_SCORES
     for name, value in scores.items():
         assert math.isfinite(value) and 0 <= value <= (10 if name == "cider" else 1) + 1e-9

@@ -17,7 +17,7 @@ from fedtar_flare.learning.labels import labeler
 from fedtar_flare.learning.pretraining import write_reports
 from fedtar_flare.methods.fedmrg.config import PROMPTS
 from fedtar_flare.metrics.agreement import finding_f1
-from fedtar_flare.metrics.language import language_scores
+from fedtar_flare.metrics.language import report_statistics
 from fedtar_flare.models.build import build_model, build_tokenizer
 from fedtar_flare.models.config import ASSETS, preset
 from fedtar_flare.synthetic.build import report_of
@@ -63,7 +63,7 @@ def test_the_small_model_sees_findings_degrees_and_changes_in_new_phantoms(small
     settings = {"labeler": "synthetic", "prompt_classes": "levels", "prompt_place": "memory", "head_weights": "small"}
     diagnosis.extend(sight, {"candidates": 1, "complete": False, "certain": 0.0, "seed": 0, **settings})
     clinical = finding_f1(list(map(frozenset, held_out.states)), [findings_in(text) for text in texts])
-    assert language_scores([reports[0] for reports in held_out.reports], texts)["bleu_4"] > 0.7
+    assert report_statistics([reports[0] for reports in held_out.reports], texts).scores()["bleu_4"] > 0.7
     scores = scores_of_sight(sight, sight.diagnosis, held_out)
     assert clinical["finding_f1"] > 0.8 and scores["degrees right"] > 0.7 and scores["changes F1"] > 0.6, scores
 
