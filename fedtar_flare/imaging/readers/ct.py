@@ -60,7 +60,7 @@ def read_ct(path: Path | str) -> CTVolume:
     affine[:3, 2] = first.normal * spacing
     affine[:3, 3] = first.position
     notes = notes_of(chosen, refused, series, left_out) + stack_notes + notes
-    return CTVolume(hu, (spacing, *first.spacing), LPS_TO_RAS @ affine, chosen.uid, tuple(notes))
+    return CTVolume(hu, (spacing, *first.spacing), LPS_TO_RAS @ affine, tuple(notes))
 
 
 def _stack(series: Series) -> tuple[list[Slice], float, list[Note]]:

@@ -233,17 +233,12 @@ def metered(file: BinaryIO, name: str, size: int) -> BinaryIO:
 
 
 def headers(image: Path) -> Iterator[Dataset]:
-    """Read the headers of a study's DICOM files."""
+    """Read the headers of a study's DICOM files, without pixels."""
     with sources(image) as files:
         for source in files:
             with suppress(DataError):  # missing, broken or no DICOM: reading the study itself says so
-                if read_header(source) is None:  # which does not unpack a bomb
-                    continue
-                with source.open(LONG_ELEMENT) as file, decoding(f"{source.name}: cannot be read"):
-                    size = file.seek(0, io.SEEK_END)
-                    file.seek(0)
-                    header = dcmread(metered(file, source.name, size), stop_before_pixels=True, force=True)
-                yield header
+                if (header := read_header(source, ())) is not None:
+                    yield header.dataset
 
 
 def _check_deflated(file: BinaryIO, name: str) -> None:

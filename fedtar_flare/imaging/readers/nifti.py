@@ -51,7 +51,7 @@ def _volume(file: Any, header: Any, path: Path, min_slices: int) -> CTVolume:
         raise DataError(f"{path}: {strange} of {hu.size} values are no number", reason="not-finite")
     notes = [Note("not-finite", f"{path}: {strange} values that are no number were set to air")] if strange else []
     check_air(hu, str(path))
-    return CTVolume(hu, (float(lengths[2]), float(lengths[1]), float(lengths[0])), affine, "", tuple(notes))
+    return CTVolume(hu, (float(lengths[2]), float(lengths[1]), float(lengths[0])), affine, tuple(notes))
 
 
 def _check_stated(header: Any, path: Path, packed: bool) -> None:

@@ -33,7 +33,6 @@ class CTVolume:
     hu: np.ndarray  # int16 (z, y, x), Hounsfield units
     spacing_mm: tuple[float, float, float]  # between voxel centres along z, y, x
     affine: np.ndarray  # float64 (4, 4), voxel index (x, y, z) to mm in RAS (right, anterior and superior are positive)
-    series_uid: str = ""  # empty for formats other than DICOM
     warnings: tuple[Note, ...] = ()
 
 
