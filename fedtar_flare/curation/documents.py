@@ -11,10 +11,11 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import chain, combinations
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from fedtar_flare.core.errors import DataError, decoding
-from fedtar_flare.data.sources.fields import is_stated, markup
+from fedtar_flare.data.cells import linked
+from fedtar_flare.data.sources.fields import markup, stated
 
 FINAL, WITHDRAWN, UNKNOWN = "final", "withdrawn", "unknown"
 COLUMNS = (
@@ -40,7 +41,6 @@ class Identifier(NamedTuple):
 
 
 NOBODY = Identifier()
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,12 +96,12 @@ def moment(text: str) -> str:
     if parts is None:
         raise ValueError(f"'{text}' is no time")
     *fields, fraction, zone = parts.groups()
-    stated = [int(field) for field in fields if field]
-    year, month, day, hour, minute, second = [*stated, *(1, 1, 1, 0, 0, 0)[len(stated) :]]
+    given = [int(field) for field in fields if field]
+    year, month, day, hour, minute, second = [*given, *(1, 1, 1, 0, 0, 0)[len(given) :]]
     when = datetime(year, month, day, hour, minute, second)
-    if zone and len(stated) > 3:
+    if zone and len(given) > 3:
         when = when.replace(tzinfo=datetime.fromisoformat(f"2000-01-01T00:00{zone}").tzinfo).astimezone(UTC)
-    text = when.isoformat()[: (4, 7, 10, 13, 16, 19)[len(stated) - 1]] + (fraction or "").replace(",", ".")
+    text = when.isoformat()[: (4, 7, 10, 13, 16, 19)[len(given) - 1]] + (fraction or "").replace(",", ".")
     return f"UTC {text}" if when.tzinfo else text
 
 
@@ -122,8 +122,8 @@ def same_issuer(issuer: str, other: str) -> bool:
 
 def may_be_same(identifier: Identifier, other: Identifier) -> bool:
     """Whether nothing that two identifiers state tells them apart."""
-    stated = identifier.issuer and other.issuer
-    return identifier.value == other.value and (not stated or same_issuer(identifier.issuer, other.issuer))
+    both = identifier.issuer and other.issuer
+    return identifier.value == other.value and (not both or same_issuer(identifier.issuer, other.issuer))
 
 
 def one_identity(identifiers: Iterable[Identifier]) -> bool:
@@ -169,7 +169,9 @@ def decide(documents: Iterable[Document]) -> tuple[list[dict[str, str]], list[Da
     holders: dict[tuple[str, ...], int] = {}
     every = [replace(document, text=re.sub("\r\n?", "\n", document.text)) for document in documents]
     names = [(name, n) for n, document in enumerate(every) for name in document.names if name[1]]
-    for versions in _linked(every, ((holders.setdefault(name, n), n) for name, n in names)):  # those that share a name
+    alone = [(n, n) for n in range(len(every))]
+    for same in linked([*alone, *((holders.setdefault(name, n), n) for name, n in names)]):  # those that share a name
+        versions = [every[n] for n in sorted(same)]
         last = _newest(versions)
         current = {id(version) for version in last}
         problems += [_left_out(version, "superseded") for version in versions if id(version) not in current]
@@ -207,23 +209,6 @@ def _row(document: Document) -> tuple[str, ...]:
     return *patient, *order, document.study, document.day, document.text
 
 
-def _linked(items: Sequence[T], pairs: Iterable[tuple[int, int]]) -> list[list[T]]:
-    """The items in groups: two whose places are a pair are in one, also by way of a third."""
-    parents = [*range(len(items))]
-
-    def first(n: int) -> int:
-        while parents[n] != n:
-            parents[n] = n = parents[parents[n]]
-        return n
-
-    for m, n in pairs:
-        parents[first(n)] = first(m)
-    groups: dict[int, list[T]] = defaultdict(list)
-    for n, item in enumerate(items):
-        groups[first(n)].append(item)
-    return list(groups.values())
-
-
 def _times(document: Document) -> list[tuple[tuple[str, bool], str]]:
     """Times by clock; one that tells its zone is another clock than one that does not."""
     clocks = (("issued", document.issued), *document.clocks)
@@ -254,9 +239,9 @@ def _not_in_force(versions: Sequence[Document], last: Sequence[Document]) -> str
     if not any((about.order.value, about.study, about.day)):
         return "no-accession-number"
     orders = {version.order for version in versions if version.order.value}
-    stated = [{version.study for version in versions}, {version.day for version in versions}]
+    about_one = [{version.study for version in versions}, {version.day for version in versions}]
     further = {version.further for version in versions if version.order.value or version.study}
-    if not one_identity(orders) or any(len(values - {""}) > 1 for values in stated) or len(further) > 1:
+    if not one_identity(orders) or any(len(values - {""}) > 1 for values in about_one) or len(further) > 1:
         return "several-studies"
     sections = frozenset[str]().union(*(version.sections for version in versions if version.status == FINAL))
     if any(sections - version.sections for version in last):
@@ -265,7 +250,7 @@ def _not_in_force(versions: Sequence[Document], last: Sequence[Document]) -> str
         return "two-at-once"
     if UNPRINTED.search("".join((*_row(about), *(part for order, uid in about.further for part in (*order, uid))))):
         return "bad-charset"
-    if not is_stated(about.text):
+    if not stated(about.text):
         return "no-text"
     if about.attached and len(about.text.split()) < 20 and POINTER.search(about.text):
         return "text-in-attachment"
@@ -312,14 +297,12 @@ def _clusters(group: Sequence[Document]) -> list[list[Document]]:
     by_owner: dict[tuple[Identifier, Identifier], list[Document]] = defaultdict(list)
     for document in group:
         by_owner[document.patients[0], document.order].append(document)
-    owners = [*by_owner]
-
-    def may_share(i: int, j: int) -> bool:
-        (patient, order), (other, number) = owners[i], owners[j]
-        return may_be_same(patient, other) and (not (order.value and number.value) or may_be_same(order, number))
-
-    linked = _linked(owners, (pair for pair in combinations(range(len(owners)), 2) if may_share(*pair)))
-    return [[document for owner in cluster for document in by_owner[owner]] for cluster in linked]
+    pairs = [(owner, owner) for owner in by_owner]
+    for one, other in combinations(by_owner, 2):
+        (patient, order), (owner, number) = one, other
+        if may_be_same(patient, owner) and (not (order.value and number.value) or may_be_same(order, number)):
+            pairs.append((one, other))
+    return [[document for owner in by_owner if owner in ours for document in by_owner[owner]] for ours in linked(pairs)]
 
 
 def _contradicts(gone: Document, report: Document) -> bool:

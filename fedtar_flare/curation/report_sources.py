@@ -10,7 +10,7 @@ from fedtar_flare.curation.dicom_sr import read_sr
 from fedtar_flare.curation.documents import FINAL, Document, Identifier, decide
 from fedtar_flare.curation.fhir import read_fhir
 from fedtar_flare.curation.hl7v2 import read_hl7
-from fedtar_flare.data.sources.fields import date_of, is_stated
+from fedtar_flare.data.sources.fields import date_of, stated
 from fedtar_flare.data.sources.manifest import without_mark
 from fedtar_flare.data.sources.tables import open_table
 from fedtar_flare.imaging.readers.dicom_files import files_below
@@ -53,7 +53,7 @@ def _read_omop(file: Path, accession: str, problems: list[DataError]) -> Iterato
             text = f"without OMOP's {', '.join(sorted(missing))}; your own table goes to 'fedtar data index --reports'"
             raise DataError(text, reason="no-report")
         for n, cells in opened.rows(problems):
-            row = {name.lower(): cell if is_stated(cell) else "" for name, cell in cells.items()}
+            row = {name.lower(): stated(cell) for name, cell in cells.items()}
             concepts = {row.get(f"note_{kind}_concept_id", "").removesuffix(".0") for kind in ("type", "class")}
             with collecting(problems), within(f"{file}, row {n}"):
                 yield Document(

@@ -8,10 +8,11 @@ depends on identifier and key alone, so a new visit never moves a patient, unles
 import hashlib
 import hmac
 from bisect import bisect_right
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from fedtar_flare.core.errors import ConfigError, DataError
 from fedtar_flare.core.files import read_text
@@ -21,6 +22,7 @@ SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 FRACTIONS = (0.7, 0.1, 0.2)  # train, validation, test
 ALIGNMENTS = ("visit", "period")
 PRIORS = ("none", "report", "image", "report+image", "generated", "generated+image")
+Member = TypeVar("Member", bound=Hashable)
 
 
 def keyed_unit(text: str, key: bytes) -> float:
@@ -57,6 +59,17 @@ def read_key(file: Path) -> bytes:
     except (OSError, ValueError) as error:
         raise DataError(f"{file} is no key that can be read; restore it from its backup", reason="bad-key") from error
     return key
+
+
+def linked(pairs: Iterable[tuple[Member, Member]]) -> list[set[Member]]:
+    """Join pairs to groups, also by way of a third, in the order in which a member of each first comes."""
+    group_of: dict[Member, set[Member]] = {}
+    for pair in pairs:
+        few, many = sorted((group_of.setdefault(member, {member}) for member in pair), key=len)
+        if few is not many:
+            many |= few
+            group_of |= dict.fromkeys(few, many)
+    return list({id(group): group for group in group_of.values()}.values())
 
 
 def key_check(key: bytes) -> str:

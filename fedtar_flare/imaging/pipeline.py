@@ -11,7 +11,7 @@ figures, and says why it is no perceptual hash.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -21,6 +21,7 @@ import numpy as np
 
 from fedtar_flare.core.errors import DataError
 from fedtar_flare.core.text import EVERY_SECONDS, Progress
+from fedtar_flare.data.cells import linked
 from fedtar_flare.data.cohort import Cohort, Modality, Sample, Visit
 from fedtar_flare.data.sources.reading import log_left_out
 from fedtar_flare.imaging import cache
@@ -72,13 +73,9 @@ class Preparation:
 
     def cohort(self, cohort: Cohort, without: Mapping[Visit, str] | None = None) -> Cohort:
         """Give a cohort its cache entries, and put patients who share a picture into one split."""
-        reasons, usable = dict(without or {}), []
-        for visit, error in self.errors.items():
-            reasons[visit] = error.reason
-        for visit, entry in self.compared.items():
-            if visit not in reasons:
-                usable.append((visit.patient_id, entry))
-        return cohort.leaving_out(reasons.get, prepared=self.entries, linked=linked_patients(tuple(usable)))
+        reasons = {**(without or {}), **{visit: error.reason for visit, error in self.errors.items()}}
+        usable = tuple((visit.patient_id, entry) for visit, entry in self.compared.items() if visit not in reasons)
+        return cohort.leaving_out(reasons.get, prepared=self.entries, linked=linked_patients(usable))
 
 
 def prepare_visits(
@@ -248,18 +245,9 @@ def shared_pictures(miniatures: Sequence[np.ndarray], patients: Sequence[str]) -
         yield from ((start + int(i), start + int(j)) for i, j in np.argwhere(np.triu(alike, 1)))
 
 
-def linked(pairs: Iterable[tuple[str, str]]) -> tuple[frozenset[str], ...]:
-    """Join pairs of patients who share a picture to groups."""
-    groups: list[frozenset[str]] = []
-    for pair in pairs:
-        joined = [group for group in groups if not group.isdisjoint(pair)]
-        groups = [*(group for group in groups if group not in joined), frozenset(pair).union(*joined)]
-    return tuple(groups)
-
-
 @lru_cache(maxsize=8)
-def linked_patients(prepared: tuple[tuple[str, Path], ...]) -> tuple[frozenset[str], ...]:
-    """:func:`linked` of patients and the cache entries of their images; computed once in a process."""
+def linked_patients(prepared: tuple[tuple[str, Path], ...]) -> list[set[str]]:
+    """Groups of patients who share a picture, of the cache entries of their images; found once in a process."""
     patients, miniatures = [], []
     for patient, entry in prepared:
         file = cache.computed_path(entry, "miniature")

@@ -24,7 +24,7 @@ from refused import refused
 from scipy.sparse.csgraph import connected_components
 
 from fedtar_flare.core.errors import DataError
-from fedtar_flare.data.cells import SPLITS, Timeline, split_of
+from fedtar_flare.data.cells import SPLITS, Timeline, linked, split_of
 from fedtar_flare.data.cohort import Cohort, Patient, Visit
 from fedtar_flare.imaging import pipeline, workers
 from fedtar_flare.imaging.cache import file_identity, files_of, load_computed, store_computed
@@ -263,7 +263,7 @@ def splits(cohort):
 @settings(max_examples=40)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)).filter(lambda pair: pair[0] != pair[1])))
 def test_groups_are_the_connected_patients(pairs):
-    groups, graph = pipeline.linked((str(a), str(b)) for a, b in pairs), np.zeros((10, 10))
+    groups, graph = linked((str(a), str(b)) for a, b in pairs), np.zeros((10, 10))
     for a, b in pairs:
         graph[a, b] = 1
     labels = connected_components(graph, directed=False)[1]

@@ -81,7 +81,7 @@ def known_age(text: str, where: str) -> float | None:
 
 def age_at(born: str, visit: datetime) -> float | None:
     """Compute the age at a visit."""
-    if not is_stated(born):
+    if not stated(born):
         return None
     return checked_age((visit.replace(tzinfo=None) - date_of(born).replace(tzinfo=None)).days / YEAR_DAYS)
 
@@ -98,14 +98,9 @@ def sex_of(text: str) -> Sex | None:
     return SEXES.get(text.strip().upper())
 
 
-def is_stated(text: str) -> bool:
-    """Whether a cell is more than what programs write for an empty one."""
-    return text.strip().upper() not in UNKNOWN
-
-
 def stated(text: str) -> str:
-    """A cell's text; nothing where :func:`is_stated` says that nothing is stated."""
-    return text if is_stated(text) else ""
+    """A cell's text; nothing where it is only what programs write for an empty one."""
+    return "" if text.strip().upper() in UNKNOWN else text
 
 
 def markup(text: str) -> str:

@@ -15,7 +15,7 @@ from fedtar_flare.core.errors import ConfigError, DataError, collecting, decodin
 from fedtar_flare.core.files import SHARED, is_file_or_folder, located, open_regular, replacing
 from fedtar_flare.data.cells import SPLITS
 from fedtar_flare.data.cohort import Modality, Visit
-from fedtar_flare.data.sources.fields import PICTURES, age_at, date_of, is_stated, known_age, labels_of, markup, sex_of
+from fedtar_flare.data.sources.fields import PICTURES, age_at, date_of, known_age, labels_of, markup, sex_of, stated
 from fedtar_flare.data.sources.reading import Reading, read_report
 from fedtar_flare.data.sources.tables import Row, open_table
 
@@ -89,8 +89,7 @@ def _visit(row: Row, number: int, image: Path, modality: Modality, folder: Path,
     if file := _report_file(row):
         column, text = "report_path", read_report(folder / file, f"{where} 'report_path'")
     labels, uncertain = labels_of(row[LABELS]) if LABELS in row else (None, frozenset[str]())
-    text = text if is_stated(text) else ""
-    if reason := markup(text):
+    if reason := markup(text := stated(text)):
         raise DataError(f"{where} '{column}': the report is no plain text", reason=reason)
     if not text and labels is None:
         raise DataError(f"{where} '{column}': the report is empty", reason="empty-report")
@@ -102,7 +101,7 @@ def _visit(row: Row, number: int, image: Path, modality: Modality, folder: Path,
 
 def _report_file(row: Row) -> Path | None:
     """The file of a report whose text is not in the row."""
-    return Path(row["report_path"]) if not is_stated(row.get("report", "")) and row.get("report_path") else None
+    return Path(row["report_path"]) if not stated(row.get("report", "")) and row.get("report_path") else None
 
 
 def _report_in(row: Row, folder: Path) -> object:
@@ -115,7 +114,7 @@ def _report_in(row: Row, folder: Path) -> object:
 
 
 def _required(row: Row, column: str, reason: str, where: str) -> None:
-    if not is_stated(row[column]):
+    if not stated(row[column]):
         raise DataError(f"{where} '{column}': nothing is stated ('{row[column]}')", reason=reason)
 
 

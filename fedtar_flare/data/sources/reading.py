@@ -21,7 +21,7 @@ from fedtar_flare.core.text import UNFIT_IN_ID
 from fedtar_flare.data.cells import Split
 from fedtar_flare.data.cohort import Patient, Sex, Visit, order_in_time
 from fedtar_flare.data.report_text import CLEANINGS, check_sections, clean_report, select_sections
-from fedtar_flare.data.sources.fields import is_stated, markup
+from fedtar_flare.data.sources.fields import markup, stated
 
 logger = logging.getLogger(__name__)
 _LOGGED: set[int] = set()
@@ -76,8 +76,7 @@ class Reading:
             place = f"{where}, column 'patient_id'" if where else self.where
             raise DataError(f"{place}: {UNFIT_ID}", reason="bad-id")
         study = f"{self.where}: patient {visit.patient_id}, study {visit.visit_id}"
-        if not is_stated(visit.report):
-            visit = replace(visit, report="")
+        visit = replace(visit, report=stated(visit.report))
         if reason := markup(visit.report):
             raise DataError(f"{study}: the report is no plain text", reason=reason)
         if visit.report or visit.labels is None:
