@@ -262,8 +262,8 @@ def synth(arguments: argparse.Namespace) -> None:
     from fedtar_flare.core.settings import build
     from fedtar_flare.data.cells import Timeline
     from fedtar_flare.runtime.simulation import site_names
+    from fedtar_flare.synthetic.cohort import write_sites
     from fedtar_flare.synthetic.course import CohortOptions
-    from fedtar_flare.synthetic.sites import write_sites
 
     options = build(CohortOptions, pairs(arguments.option, "--option"), "--option")
     names, timeline = site_names(arguments.sites), Timeline(arguments.time_steps)

@@ -23,9 +23,7 @@ def kind_labeler() -> RuleLabeler:
         words |= zip(changes, _DIRECTIONS.values(), strict=True)
         for kind, levels in scales.items():
             levels.append(dict(zip(wording.sizes[kind].split("|"), range(3), strict=True)))
-    observations = []
-    for kind, entry in KIND.items():
-        observations.append(Observation(kind, entry["phrases"], ignore=entry.get("ignore", "")))
+    observations = [Observation(kind, entry["phrases"], ignore=entry.get("ignore", "")) for kind, entry in KIND.items()]
     return RuleLabeler(observations, unsided=KIND.keys() - SIDED, degrees=scales, changes=words)
 
 
@@ -44,19 +42,15 @@ def denied_in(text: str) -> frozenset[str]:
 
 def changes_in(text: str) -> frozenset[FindingChange]:
     """Changes since the previous visit that a text states."""
-    changes = set()
-    for statement in statements(text, kind_labeler()):
-        changes |= {FindingChange(name, way) for name in names_of(statement) for way in statement.change}
-    return frozenset(changes)
+    found = statements(text, kind_labeler())
+    return frozenset(FindingChange(name, way) for s in found for name in names_of(s) for way in s.change)
 
 
 def planted_changes(visit: PlannedVisit) -> frozenset[FindingChange]:
     """True changes since the previous visit that reports describe; no style has a word for a stable finding."""
-    changes = {FindingChange(name, "resolved") for name in visit.resolved}
-    for name, state in visit.findings.items():
-        if state.change in _DIRECTIONS:
-            changes.add(FindingChange(name, _DIRECTIONS[state.change]))
-    return frozenset(changes)
+    ways: dict[str, Direction] = dict.fromkeys(visit.resolved, "resolved")
+    ways |= {name: _DIRECTIONS[state.change] for name, state in visit.findings.items() if state.change in _DIRECTIONS}
+    return frozenset(FindingChange(name, way) for name, way in ways.items())
 
 
 def names_of(statement: Statement) -> list[str]:
