@@ -23,7 +23,7 @@ from fedtar_flare.data.cohort import Modality
 from fedtar_flare.imaging.limits import check_size
 from fedtar_flare.imaging.readers.ct import read_ct
 from fedtar_flare.imaging.readers.pictures import read_photograph, read_radiograph
-from fedtar_flare.imaging.readers.volume import to_int16
+from fedtar_flare.imaging.readers.volume import CTVolume, to_int16
 from fedtar_flare.imaging.transform_list import CT_ONLY, Spec, checked, deterministic
 
 logger = logging.getLogger(__name__)
@@ -96,10 +96,15 @@ def read_study(item: Item, modality: Modality) -> Item:
         volume = read_ct(path)
         for note in volume.warnings:
             logger.warning("%s: %s: %s", path, note.reason, note.text)
-        hu = torch.from_numpy(volume.hu).permute(2, 1, 0)[None]  # a view
-        return item | {"image": MetaTensor(hu, affine=torch.from_numpy(volume.affine), meta={"space": "RAS"})}
+        return item | {"image": tensor_of(volume)}
     pixels = read_photograph(path) if modality == "photograph" else read_radiograph(path, item.get("view", "frontal"))
     return item | {"image": MetaTensor(torch.from_numpy(pixels if pixels.ndim == 3 else pixels[None]))}
+
+
+def tensor_of(volume: CTVolume) -> MetaTensor:
+    """A volume as (1, X, Y, Z) with its affine; a view of its values."""
+    hu = torch.from_numpy(volume.hu).permute(2, 1, 0)[None]
+    return MetaTensor(hu, affine=torch.from_numpy(volume.affine), meta={"space": "RAS"})
 
 
 def limit_voxels(item: Item, pixdim: Sequence[float] | float) -> Item:
@@ -112,7 +117,7 @@ def limit_voxels(item: Item, pixdim: Sequence[float] | float) -> Item:
 
 
 def lung_slices(item: Item, slices: int) -> Item:
-    """Volume (1, X, Y, Z) or (X, Y, Z) in Hounsfield units to S slices that sample the lungs evenly in millimetres:
+    """Volume (1, X, Y, Z) in Hounsfield units to S slices that sample the lungs evenly in millimetres:
     int16 (S, H, W), feet to head, ``position_mm`` (S,) from the middle of the lungs, and ``pixel_mm`` of rows and
     columns.
     """
@@ -123,10 +128,10 @@ def lung_slices(item: Item, slices: int) -> Item:
 
 def displayed(volume: Any) -> tuple[np.ndarray, tuple[float, float, float]]:
     """A view of a ``MetaTensor`` as (feet to head, front to back, right to left), and its spacing in mm along these."""
-    if not isinstance(volume, MetaTensor) or volume.ndim not in (3, 4) or (volume.ndim == 4 and len(volume) > 1):
+    if not isinstance(volume, MetaTensor) or volume.ndim != 4 or len(volume) != 1:
         text = f"a CT volume has three axes and an affine, not {type(volume).__name__} {tuple(np.shape(volume))}"
         raise DataError(text, reason="not-a-volume")
-    array, affine = volume.as_tensor().numpy().reshape(volume.shape[-3:]), np.asarray(volume.affine, np.float64)
+    array, affine = volume.as_tensor()[0].numpy(), np.asarray(volume.affine, np.float64)
     turn = nio.ornt_transform(nio.io_orientation(affine), nio.axcodes2ornt(DISPLAY_AXES))
     sizes = np.linalg.norm(affine[:3, :3], axis=0)
     z, y, x = (float(sizes[int(np.flatnonzero(turn[:, 0] == axis)[0])]) for axis in range(3))
