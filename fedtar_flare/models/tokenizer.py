@@ -62,12 +62,9 @@ class ReportTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decode the tokens after the leading begin token and before the first end token."""
-        body = list(ids)
-        if body and body[0] == self.bos_id:
-            body = body[1:]
-        body = list(takewhile(lambda i: i not in self.end_ids, body))
-        special = {self.bos_id, self.pad_id}
-        return str(self._tokenizer.decode([i for i in body if i not in special], skip_special_tokens=False))
+        body = ids[1:] if ids and ids[0] == self.bos_id else ids
+        words = [i for i in takewhile(lambda i: i not in self.end_ids, body) if i not in (self.bos_id, self.pad_id)]
+        return str(self._tokenizer.decode(words, skip_special_tokens=False))
 
     def batch(self, texts: Sequence[str]) -> tuple[torch.Tensor, torch.Tensor]:
         """Encode reports as ids and unshifted labels (B, L), int64, padded on the right, with -100 in the labels."""

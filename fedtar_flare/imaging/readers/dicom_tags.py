@@ -21,13 +21,11 @@ def tag(keyword: str) -> BaseTag:
 def text(dataset: Dataset, keyword: str) -> str:
     """The value as text, its parts separated by backslashes; empty when absent."""
     item = dataset.get_item(tag(keyword))
-    if item is None:
-        return ""
-    value = item.value
-    if isinstance(value, bytes):
-        return value.decode("ascii", "replace").strip(" \0")
+    value = None if item is None else item.value
     if value is None:
         return ""
+    if isinstance(value, bytes):
+        return value.decode("ascii", "replace").strip(" \0")
     return str(value) if isinstance(value, str) or not hasattr(value, "__iter__") else "\\".join(map(str, value))
 
 
