@@ -1,4 +1,4 @@
-"""The only way from a study on disk to model input: a ``Compose`` of MONAI transforms, built by :func:`preparation`.
+"""The only way from a study on disk to model input: the steps of :func:`preparation`, a job's of MONAI among them.
 
 Slices of a CT are chosen, windowed and shrunk in plane. The volume itself is resampled only where a study lead adds a
 transform for it, since that takes tenths of a second.
