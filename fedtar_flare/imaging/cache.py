@@ -64,9 +64,10 @@ def _files_below(folder: str) -> Iterator[tuple[str, int, int]]:
 
 def entry_path(folder: Path, files: Identity, settings: Mapping[str, Any]) -> Path:
     """Name the entry of a study, by digests of its files and of settings and :data:`PREPARATION_VERSION`."""
-    texts = (json.dumps(content, sort_keys=True) for content in (files, [PREPARATION_VERSION, settings]))
-    study, how = (hashlib.sha256(text.encode()).hexdigest() for text in texts)
-    return folder / study[:2] / f"{study[:40]}.{how[:16]}.npy"
+    digests = []
+    for content in (files, [PREPARATION_VERSION, settings]):
+        digests.append(hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest())
+    return folder / digests[0][:2] / f"{digests[0][:40]}.{digests[1][:16]}.npy"
 
 
 def files_of(folder: Path, files: Identity) -> list[Path]:

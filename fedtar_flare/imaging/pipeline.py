@@ -73,9 +73,13 @@ class Preparation:
 
     def cohort(self, cohort: Cohort, without: Mapping[Visit, str] | None = None) -> Cohort:
         """Give a cohort its cache entries, and put patients who share a picture into one split."""
-        reasons = {**(without or {}), **{visit: error.reason for visit, error in self.errors.items()}}
-        usable = tuple((visit.patient_id, entry) for visit, entry in self.compared.items() if visit not in reasons)
-        return cohort.leaving_out(reasons.get, prepared=self.entries, linked=linked_patients(usable))
+        reasons, usable = dict(without or {}), []
+        for visit, error in self.errors.items():
+            reasons[visit] = error.reason
+        for visit, entry in self.compared.items():
+            if visit not in reasons:
+                usable.append((visit.patient_id, entry))
+        return cohort.leaving_out(reasons.get, prepared=self.entries, linked=linked_patients(tuple(usable)))
 
 
 def prepare_visits(

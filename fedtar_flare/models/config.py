@@ -181,8 +181,11 @@ class ModelConfig(ImageModelConfig):
     def named(self) -> dict[str, str]:
         """Parts from outside the package, by setting: hub names or paths."""
         shipped = {"tokenizer": ("small", "decoder"), "weights": ("small", "random")}
-        names = {name: getattr(self, name) for name in ("encoder_name", "decoder_name", "tokenizer", "weights")}
-        return {setting: name for setting, name in names.items() if name and name not in shipped.get(setting, ())}
+        named: dict[str, str] = {}
+        for setting in ("encoder_name", "decoder_name", "tokenizer", "weights"):
+            if (name := getattr(self, setting)) and name not in shipped.get(setting, ()):
+                named[setting] = name
+        return named
 
     def with_local_paths(self, local_paths: Mapping[str, Path | None]) -> ModelConfig:
         """Return a copy that takes named parts from local paths."""

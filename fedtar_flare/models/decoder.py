@@ -229,8 +229,8 @@ def decoder_tokenizer(name: str, max_length: int) -> ReportTokenizer:
     ends = end_marks(name)
     if not ends:
         raise ConfigError(f"decoder '{name}': config.json has no eos_token_id, so a report would never end")
-    stated = (settings.get(f"{key}_token_id") for key in ("bos", "pad"))
-    bos, pad = (number if isinstance(number, int) else ends[0] for number in stated)
+    ids = (number if isinstance(number := settings.get(f"{key}_token_id"), int) else ends[0] for key in ("bos", "pad"))
+    bos, pad = ids
     return ReportTokenizer(tokenizer, max_length, bos_id=bos, eos_id=ends[0], pad_id=pad, ends=ends)
 
 

@@ -163,8 +163,10 @@ def shared_parameters(peft_model: PeftModel, adapter: str = DEFAULT_ADAPTER) -> 
 
 def shared_state(peft_model: PeftModel, adapter: str = DEFAULT_ADAPTER) -> dict[str, Tensor]:
     """Return copies of :func:`shared_parameters`, float32 on the CPU."""
-    parameters = shared_parameters(peft_model, adapter).items()
-    return {name: p.detach().to(device="cpu", dtype=torch.float32, copy=True).contiguous() for name, p in parameters}
+    state = {}
+    for name, parameter in shared_parameters(peft_model, adapter).items():
+        state[name] = parameter.detach().to(device="cpu", dtype=torch.float32, copy=True).contiguous()
+    return state
 
 
 def load_shared_state(peft_model: PeftModel, state: Mapping[str, Tensor], adapter: str = DEFAULT_ADAPTER) -> None:
