@@ -26,10 +26,8 @@ from fedtar_flare.testing import executor_of
 SIZES = {"embed_dim": 32, "depth": 2, "num_heads": 2}
 VIT = ClassifierConfig(encoder="vit", image_size=32, slices=1, encoder_config=SIZES)
 TINY = ClassifierConfig(encoder="tiny", image_size=32, slices=4)
-SWIN_SIZES = {"feature_size": 12, "window_size": 4}
-VOLUMES = ClassifierConfig(
-    encoder="swin_unetr", encoder_config=SWIN_SIZES, slices=32, image_size=32, rank=1, hu_window="all"
-)
+SWIN = ClassifierConfig(encoder="swin_unetr", slices=32, image_size=32, rank=1, hu_window="all")
+VOLUMES = SWIN.replace(encoder_config={"feature_size": 12, "window_size": 4})
 NAMED = ClassifierConfig(encoder="timm", encoder_name="test_vit", encoder_weights="random", image_size=32, slices=1)
 
 
@@ -119,7 +117,7 @@ def test_an_image_of_one_position_is_no_volume(slices):
 
 
 def test_the_size_that_a_site_announces_holds():
-    config = VOLUMES.replace(encoder_config={"feature_size": 12})
+    config = SWIN.replace(encoder_config={"feature_size": 12})
     model = build_classifier(config)
     site = executor_of("fedkei", preset="tiny", model=config.to_dict()).strategy
     described = site.adapted_model(2)
