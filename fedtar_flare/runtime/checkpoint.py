@@ -81,14 +81,15 @@ class RunCheckpoints:
     id, ``resume_from`` and the name of initial weights are paths.
     """
 
-    def __init__(self, results: Path, run_dir: Path, job: str | None, resume_from: str, keep: int):
-        self._kit, self._resume_from = run_dir.parent, resume_from
+    def __init__(self, run: Any):
+        run_dir, job, keep = Path(run.get_run_dir()), run.fl_ctx.get_job_id(), run.config.keep_checkpoints
+        self._kit, self._resume_from = run_dir.parent, run.config.resume_from
         meta = run_dir / "meta.json"  # which the server has written; there is none in the simulator
         self._submitter = str(read_json(meta).get("submitter_name") or "") if meta.is_file() else ""
         self._simulated = not job or job == SIMULATED_JOB
-        oldest = bool(resume_from)  # that from which this job begins: its rounds can be made again
-        self._folders = [CheckpointFolder(results / "checkpoint", keep, oldest)]
-        if job and not self._simulated:
+        oldest = bool(self._resume_from)  # that from which this job begins: its rounds can be made again
+        self._folders = [CheckpointFolder(run.results_folder / "checkpoint", keep, oldest)]
+        if not self._simulated:
             self._folders.append(CheckpointFolder(self._kit / JOBS / job, keep, oldest))
 
     def initial(self, name: str) -> Tensors:

@@ -71,15 +71,11 @@ class FederatedController(ModelController):
     # ------------------------------------------------------------------ a run
     def run(self) -> None:
         """Handshake, R rounds of the method's algorithm with a checkpoint after each, closing page."""
-        config, run_dir = self.config, Path(self.get_run_dir())
         self.record = RunRecord(self.results_folder)
-        self.results = Results(self.record, self.scalar, run_dir.parent, newest_is_best=config.rounds_per_period > 0)
-        self.checkpoints = RunCheckpoints(
-            self.results_folder, run_dir, self.fl_ctx.get_job_id(), config.resume_from, config.keep_checkpoints
-        )
+        self.results, self.checkpoints = Results(self), RunCheckpoints(self)
         with self._recorded():
             w = self._begin()
-            for r in range(self.first_round, config.num_rounds + 1):
+            for r in range(self.first_round, self.config.num_rounds + 1):
                 self.round = r
                 self.membership.admit_late_sites(w, r)
                 w = self.strategy.one_round(w, r)
@@ -171,7 +167,7 @@ class FederatedController(ModelController):
 
         header = self.header(r, config.time_steps, after=version(r, config.time_steps), evaluate=evaluate)
         answers = self.send_task(CLOSE_ROUND, header, w, self.membership.sites, accept)
-        self.results.validation(r, answers, by_median=config.aggregation != "mean")
+        self.results.validation(r, answers)
         self.results.evaluation(r, answers, self.membership.unlearnt_periods(r))
         return answers
 

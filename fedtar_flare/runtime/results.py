@@ -4,7 +4,7 @@ import json
 import logging
 import platform
 import statistics
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
@@ -84,20 +84,11 @@ def check_scores(reply: Reply, time_steps: int) -> None:
 
 
 class Results:
-    """Writes ``<server run folder>/fedtar/`` as the run goes; ``kit`` is the server's folder, where alarms go.
+    """Writes ``<server run folder>/fedtar/`` as the run goes; ``run`` is the controller."""
 
-    ``newest_is_best``: rounds are validated on visits of their own period, so that their losses cannot be compared.
-    """
-
-    def __init__(
-        self,
-        record: RunRecord,
-        scalar: Callable[[str, float | None, int], None],
-        kit: Path,
-        newest_is_best: bool = False,
-    ):
-        self.folder, self.record, self.scalar, self.kit = record.folder, record, scalar, kit
-        self.newest_is_best = newest_is_best
+    def __init__(self, run: Any):
+        self.run, self.folder = run, run.results_folder
+        self.record: RunRecord = run.record
         self.best: int | None = None
         """Best round so far, by validation loss."""
         self._adapter_config: dict[str, Any] = {}
@@ -114,7 +105,7 @@ class Results:
         if text not in self._alarms:
             self._alarms.add(text)
             self.record.write(Alarm(time=utc_now(), text=text))
-            raise_alarm(self.kit, text)
+            raise_alarm(Path(self.run.get_run_dir()).parent, text)
 
     def start(self, schema: ExchangeSchema, answers: Answers, **plan: Any) -> None:
         """Record who takes part, with what, after the handshake; ``plan`` has the fields of :class:`Start` to come."""
@@ -166,7 +157,7 @@ class Results:
         for site, reply in sorted(answers.replies.items()):
             more = {"bytes_up": answers.bytes_up[site], "late": r - reply.round}
             sites[site] = update = SiteUpdate.model_validate(reply.numbers | more)
-            self.scalar(f"training loss at step {t}/{site}", update.train_loss, r)
+            self.run.scalar(f"training loss at step {t}/{site}", update.train_loss, r)
             if update.train_loss is not None:
                 losses.append(f"{site} {update.train_loss:.3f}")
         self.record.write(
@@ -188,7 +179,7 @@ class Results:
         answered = f"loss {' '.join(losses)}" if losses else f"answers of {', '.join(sites)}"
         logger.info(f"round {r}, step {t}: " + (answered if sites else "skipped, nobody had data"))
 
-    def validation(self, r: int, answers: Answers, by_median: bool = False) -> None:
+    def validation(self, r: int, answers: Answers) -> None:
         """Record the validation loss after round r, the mean over all sites' reports or the median of the sites."""
         sites = {
             site: SiteValidation(validation_loss=reply.numbers["validation_loss"], n=int(reply.numbers["reports"]))
@@ -198,16 +189,16 @@ class Results:
         left_out = answers.missing | dict.fromkeys(set(answers.replies) - set(sites), "no validation patient")
         reports = sum(site.n for site in sites.values())
         total = sum((site.validation_loss or 0.0) * site.n for site in sites.values())
-        loss = total / reports if reports else None
+        loss, by_median = total / reports if reports else None, self.run.config.aggregation != "mean"
         if by_median and sites:
             loss = statistics.median(site.validation_loss or 0.0 for site in sites.values())
         event = Validation(round=r, loss=loss, sites=sites, left_out=left_out, by_median=by_median)
         self._validations.append(event)
         self._choose_best()
         self.record.write(event)
-        self.scalar("validation loss/all sites", event.loss, r)
+        self.run.scalar("validation loss/all sites", event.loss, r)
         for name, site in sites.items():
-            self.scalar(f"validation loss/{name}", site.validation_loss, r)
+            self.run.scalar(f"validation loss/{name}", site.validation_loss, r)
         shown = "none (no validation patient)" if event.loss is None else f"{event.loss:.4f}"
         logger.info(f"round {r}: validation loss {shown}")
 
@@ -229,7 +220,7 @@ class Results:
         for site, of_site in event.sites.items():
             for name, score in SCORES.items():
                 if score.curve:
-                    self.scalar(f"{name}/{site}", of_site.all.get(name), r)
+                    self.run.scalar(f"{name}/{site}", of_site.all.get(name), r)
         key = "final" if r >= self._first_round else "warm_start"
         if key == "final" or key not in self._metrics:
             self._metrics[key] = json.dumps(scores, default=dict)  # as text they take a quarter of the memory
@@ -246,7 +237,9 @@ class Results:
         return {str(event.round): event.loss for event in self._validations}
 
     def _choose_best(self) -> None:
-        newest = self._validations[-1].round if self._validations and self.newest_is_best else None
+        # rounds that are validated on visits of their own period cannot be compared
+        by_period = self._validations and self.run.config.rounds_per_period
+        newest = self._validations[-1].round if by_period else None
         self.best = newest or best_round(self._validations)
 
     def is_best(self, r: int) -> bool:

@@ -115,7 +115,7 @@ class TrainingStep:
         self.norm = euclidean_norm({name: aggregate[name] for name in self.weights})
         # 2. The mean of products in place of that of factors.
         if self.run.membership.lora_mean == "product":
-            aggregate = ProductMean(aggregate, self.weights, self.updates, shares, tau, self.late)
+            aggregate = ProductMean(aggregate, self, shares, tau)
         return aggregate
 
 
@@ -135,21 +135,13 @@ def check_form(form: str, aggregation: str) -> None:
 class ProductMean(dict[str, torch.Tensor]):
     """``W + tau (sum c_k B_k A_k - W)`` of each layer as A (R, in) and B (out, R), float64: all factors side by side.
 
-    So all sites' adapters are in memory. Tensors that are no factor are those of ``mean``; ``weights`` are what the
-    sites trained from, ``tau`` is the mean share of their planned updates that they made, and ``late`` is as in
-    :class:`TrainingStep`.
+    So all sites' adapters are in memory. Tensors that are no factor are those of ``mean``; ``tau`` is the mean share of
+    their planned updates that the sites made.
     """
 
-    def __init__(
-        self,
-        mean: Tensors,
-        weights: Tensors,
-        updates: SpilledUpdates,
-        shares: Mapping[str, float],
-        tau: float,
-        late: Mapping[str, tuple[int, Tensors]],
-    ):
+    def __init__(self, mean: Tensors, training: TrainingStep, shares: Mapping[str, float], tau: float):
         super().__init__(mean)
+        weights, late, updates = training.weights, training.late, training.updates
         for a, b in pairs(weights):
             # 1. Each site's A_k and c_k B_k, in the order of the shares.
             updates_a, updates_b, downs, ups = updates.each(a), updates.each(b), [], []
