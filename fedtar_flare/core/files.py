@@ -227,6 +227,20 @@ def _check_events(events: Iterable[Any]) -> None:
                     raise ValueError(f"line {line}: nested more than {MAX_DEPTH} deep")
 
 
+def json_lines(path: Path, what: str) -> Iterator[tuple[int, Any]]:
+    """Read a file with a JSON value a line, and the lines' numbers, without a last line that a kill cut off."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise FedTARError(f"{path} is not text: it is not {what} of fedtar_flare") from error
+    for number, line in enumerate(lines, 1):
+        try:
+            yield number, json.loads(line)
+        except json.JSONDecodeError as error:
+            if number < len(lines):
+                raise FedTARError(f"{path}, line {number}: not JSON ({error.msg})") from error
+
+
 def unique(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     """Make a mapping of JSON pairs; raises ValueError for a key that occurs twice."""
     content = dict(pairs)

@@ -13,7 +13,7 @@ from typing import TypeVar
 from pydantic import ValidationError
 
 from fedtar_flare.core.errors import FedTARError
-from fedtar_flare.core.files import clean
+from fedtar_flare.core.files import clean, json_lines
 from fedtar_flare.record.events import SHARED, Evaluation, Event, Validation
 
 Kind = TypeVar("Kind", bound=Event)
@@ -50,18 +50,8 @@ def read_events(folder: Path, kinds: Iterable[type[Event]] = SHARED) -> list[Eve
     path = folder / ROUNDS_FILE
     if not path.is_file():
         raise FedTARError(f"{folder} holds no {ROUNDS_FILE}: it is not a run folder of fedtar_flare")
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise FedTARError(f"{path} is not text: it is not a run record of fedtar_flare") from error
     events = []
-    for number, line in enumerate(lines, 1):
-        try:
-            entry = json.loads(line)
-        except json.JSONDecodeError as error:
-            if number == len(lines):
-                break
-            raise FedTARError(f"{path}, line {number}: not JSON ({error.msg})") from error
+    for number, entry in json_lines(path, "a run record"):
         if not isinstance(entry, dict) or not isinstance(entry.get("event"), str):
             raise FedTARError(f"{path}, line {number}: not an event of a run record of fedtar_flare")
         kind = known.get(entry["event"])

@@ -267,13 +267,7 @@ class InThisProcess(FederatedController):
         return self.local_sites[site](task, message)
 
     def send_model(
-        self,
-        task_name: str,
-        data: FLModel,
-        targets: Sequence[str],
-        min_responses: int,
-        timeout: int,
-        callback: Callable[[FLModel], None],
+        self, task_name: str, data: FLModel, targets: list[str], timeout: int, callback: Callable[..., Any], **_: Any
     ) -> None:
         """Give the task to one site after the other and hand back what each answers."""
         silent = False

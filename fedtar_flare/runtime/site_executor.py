@@ -29,7 +29,7 @@ from fedtar_flare.runtime.task import Answer, Task, missing_state
 from fedtar_flare.site import audit
 from fedtar_flare.site.admission import admit
 from fedtar_flare.site.approval import SERVER_CONFIG, only, require_approval
-from fedtar_flare.site.context import Participation, Site, TaskAborted, hush_simulator, participation, sites_at_once
+from fedtar_flare.site.context import Participation, Site, TaskAborted, hush_simulator, participation
 from fedtar_flare.site.guard import NOT_ALLOWED_PROP
 from fedtar_flare.site.job_records import RUNS, bind_run, count_answer, read_record
 from fedtar_flare.site.site_file import SiteConfig, load_site_config
@@ -98,17 +98,17 @@ class SiteExecutor(Executor):
                 raise ExchangeError(reason)
             if header.method != self.method:
                 raise ExchangeError(f"the task is of method '{header.method}', this job's is '{self.method}'")
-            site = Site(fl_ctx, abort_signal)
+            site = Site.of_task(fl_ctx, abort_signal)
             if site.simulated:
                 hush_simulator()
             elif header.rounds_per_period:
                 raise ExchangeError("rounds_per_period is for simulations: at a hospital, visits arrive by themselves")
-            audit.require_writable(site, fl_ctx)
+            audit.require_writable(site)
             check_inbound(model.params)
             # 2. The task, unless the site does not take part, or changes its mind while the task runs.
             reply, tensors = _veto(header, site), None
             if reply is None:
-                reply, tensors = self._in_processes(task_name, header, model.params or {}, site, fl_ctx)
+                reply, tensors = self._in_processes(task_name, header, model.params or {}, site)
                 if veto := _veto(header, site):
                     reply, tensors = veto, None
         except TaskAborted:
@@ -126,7 +126,7 @@ class SiteExecutor(Executor):
         kind = ParamsType.DIFF if self.contract.task(task_name).sends == "difference" else ParamsType.FULL
         return FLModelUtils.to_shareable(FLModel(params=dict(tensors), params_type=kind, meta=reply.to_meta()))
 
-    def _in_processes(self, name: str, header: TaskHeader, weights: Tensors, site: Site, fl_ctx: FLContext) -> Answer:
+    def _in_processes(self, name: str, header: TaskHeader, weights: Tensors, site: Site) -> Answer:
         """:meth:`perform` here, or in as many processes as the site file says, started where there are none."""
         config = load_site_config(site.name, workspace=site.workspace, simulator=site.simulated)
         group, self._group = self._group, None
@@ -142,18 +142,12 @@ class SiteExecutor(Executor):
             return self._group.perform(name, header, weights, site)
         if group is not None:
             group.close()
-        return self.perform(name, header, weights, site, config, sites_at_once(fl_ctx) if site.simulated else 1)
+        return self.perform(name, header, weights, site, config)
 
     def perform(
-        self,
-        name: str,
-        header: TaskHeader,
-        weights: Tensors,
-        site: Site,
-        config: SiteConfig | None = None,
-        at_once: int = 1,
+        self, name: str, header: TaskHeader, weights: Tensors, site: Site, config: SiteConfig | None = None
     ) -> Answer:
-        """Do a task in this process; of simulated sites ``at_once`` share this machine."""
+        """Do a task in this process."""
         if self.definition.simulation_only and not site.simulated:
             text = f"method '{self.method}' runs in a simulation only: it is no method for hospitals"
             raise ConfigError(text, public=text)
@@ -167,7 +161,7 @@ class SiteExecutor(Executor):
             raise ExchangeError("a site of which all patients are scored never trains")
         torch.set_num_threads(self.torch_threads)
         config = config or load_site_config(site.name, workspace=site.workspace, simulator=site.simulated)
-        task = self._open(name, header, weights, site, config, at_once)
+        task = self._open(name, header, weights, site, config)
         if name != HANDSHAKE and self.on_opened:
             self.on_opened()
         if updates and not config.without_patients and not self.ranks.rank:
@@ -195,9 +189,7 @@ class SiteExecutor(Executor):
             raise ConfigError(f"{public}: write processes: 1 for its runs", public=public)
 
     # ------------------------------------------------------------------ opening a task
-    def _open(
-        self, name: str, header: TaskHeader, weights: Tensors, site: Site, config: SiteConfig, at_once: int
-    ) -> Task:
+    def _open(self, name: str, header: TaskHeader, weights: Tensors, site: Site, config: SiteConfig) -> Task:
         """The task, opened; no data is read for a job or a task that may not come."""
         strategy = self.strategy = self.strategy.at(config.source, config.lora_rank)
         # 1. Whether the job is approved where it must be, and within the site's bounds, for which its model is made.
@@ -229,7 +221,7 @@ class SiteExecutor(Executor):
             site=site,
             config=config,
             state=state,
-            cohort=strategy.patients(config, site.name, header.time_steps, site.workspace, at_once),
+            cohort=strategy.patients(config, site.name, header.time_steps, site.workspace, site.at_once),
             settings=strategy.settings,
             contract=self.contract,
             min_cell=strategy.min_cell(config),

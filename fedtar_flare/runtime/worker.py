@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -26,19 +25,6 @@ from fedtar_flare.runtime.site_executor import SiteExecutor, reasons
 from fedtar_flare.site.context import Site
 
 
-class HandedSite(Site):
-    """A site without FLARE's engine; the processes end with a task that is aborted or takes too long."""
-
-    def __init__(self, *, name: str, simulated: bool, job: str, workspace: str, app: str, of_job: list[str]):
-        self.name, self.simulated, self.job, self.workspace = name, simulated, job, Path(workspace)
-        self._app, self._abort_signal, self.of_job = Path(app), None, of_job
-        self._start = time.monotonic()
-
-    @property
-    def app(self) -> Path:
-        return self._app
-
-
 class Worker:
     """Does a site's tasks as one rank; rank 0 alone sends tensors and more than warnings to ``connection``."""
 
@@ -53,7 +39,8 @@ class Worker:
         """Do one task with its app's executor, and say how it ended."""
         try:
             os.chdir(order["folder"])
-            site = HandedSite(**order["site"])
+            about = order["site"]
+            site = Site(**about | {"workspace": Path(about["workspace"]), "app": Path(about["app"])})
             header = TaskHeader(**order["header"])
             reply, tensors = self._executor_of(site.app).perform(order["task"], header, weights, site)
         except Exception as error:

@@ -33,13 +33,13 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 
 from fedtar_flare.core.errors import ConfigError, FedTARError
-from fedtar_flare.core.files import clean, private_folder
+from fedtar_flare.core.files import clean, json_lines, private_folder
 from fedtar_flare.core.settings import matches
 from fedtar_flare.protocol.contract import Contract
 from fedtar_flare.protocol.messages import ABSTAIN, HEADER, OK, TaskHeader
 from fedtar_flare.registry import contract_of
 from fedtar_flare.site.context import CLOCK_AHEAD, CLOCK_SECONDS, Site, clock_ahead, state_of
-from fedtar_flare.site.site_file import SITE_FILE, load_site_config, sites_folder
+from fedtar_flare.site.site_file import load_site_config
 
 logger = logging.getLogger(__name__)
 FOLDER = "audit"
@@ -80,7 +80,8 @@ def record_event(event_type: str, fl_ctx: FLContext) -> None:
         return
     fl_ctx.set_prop(_RECORDED, known, private=True, sticky=False)
     try:
-        write(Site(fl_ctx), str(fl_ctx.get_job_id() or "job"), describe_message(message, fl_ctx))
+        site = Site.of_task(fl_ctx)
+        write(site, site.job or "job", describe_message(message, fl_ctx))
     except Exception as error:
         logger.error("the audit could not be written, so the message was not sent: %s", error)
         message.clear()
@@ -144,10 +145,10 @@ def write(site: Site, job: str, entry: Mapping[str, Any]) -> None:
         logger.warning("an audit line was not sent to the syslog: %s", error)
 
 
-def require_writable(site: Site, fl_ctx: FLContext) -> None:
+def require_writable(site: Site) -> None:
     """Refuse a task whose messages cannot be recorded, since nothing may leave unrecorded."""
     try:
-        try_to_write(_file(site, str(fl_ctx.get_job_id() or "job")))
+        try_to_write(_file(site, site.job or "job"))
     except OSError as error:
         text = f"the audit cannot be written ({error}), without which nothing is sent: free the disk or mend its rights"
         raise FedTARError(text, public="the site's audit file cannot be written") from error
@@ -167,15 +168,7 @@ def audit_files(folder: Path) -> list[Path]:
 
 def read_audit(files: Iterable[Path]) -> list[dict[str, Any]]:
     """Read all entries, without a last line that a kill cut off."""
-    entries: list[dict[str, Any]] = []
-    for path in files:
-        lines = path.read_text(encoding="utf-8").splitlines()
-        for number, line in enumerate(lines, 1):
-            try:
-                entries.append(json.loads(line))
-            except json.JSONDecodeError as error:
-                if number < len(lines):
-                    raise FedTARError(f"{path}, line {number}: not JSON ({error.msg})") from error
+    entries = [entry for path in files for _, entry in json_lines(path, "an audit")]
     return sorted(entries, key=lambda entry: entry.get("time", ""))
 
 
@@ -200,24 +193,12 @@ def totals(entries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{"job": job, "site": site, "run": run, **total} for (job, site, run), total in sums.items()]
 
 
-_syslog: dict[tuple[Any, ...], str | None] = {}
-"""Syslog addresses by site and by the identity of its site file, which is read once and not for every message."""
-
-
 def _syslog_address(site: Site) -> str | None:
-    """Where the site file wants digests sent; None: nowhere. A change of the file counts from the next message on."""
-    folder = sites_folder()
-    identity: tuple[Any, ...] = site.name, site.simulated, folder
-    for file in (*([folder / f"{site.name}.yaml"] if folder else []), site.workspace / "local" / SITE_FILE):
-        status = file.stat() if file.is_file() else None
-        identity += (file, status and (status.st_ino, status.st_size, status.st_mtime_ns))
-    if identity not in _syslog:
-        try:
-            config = load_site_config(site.name, workspace=site.workspace, simulator=site.simulated)
-        except ConfigError:  # every task is refused for it, and that is recorded too
-            return None
-        _syslog[identity] = config.syslog
-    return _syslog[identity]
+    """Where the site file wants digests sent; None: nowhere."""
+    try:
+        return load_site_config(site.name, workspace=site.workspace, simulator=site.simulated).syslog
+    except ConfigError:  # every task is refused for it, and that is recorded too
+        return None
 
 
 def _file(site: Site, job: str) -> Path:

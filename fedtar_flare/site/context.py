@@ -8,6 +8,8 @@ import os
 import re
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,32 +46,49 @@ class TaskAborted(Exception):
     """The job was aborted while a task ran: leave without saving."""
 
 
+@dataclass
 class Site:
-    """The site of a task, as FLARE describes it, and the task's time; no abort signal where no long work is done."""
+    """The site of a task, and the task's time; no abort signal where no long work is done, or in a child process."""
 
+    name: str
+    simulated: bool
+    workspace: Path
+    job: str = ""
+    app: Path = Path()
+    """Folder of the job's app as FLARE has put it here."""
+    of_job: Sequence[str] = ()
+    """Sites at which the job was started, as the server says."""
+    abort_signal: Signal | None = None
+    at_once: int = 1
+    """How many simulated sites share this machine's processors at a time."""
     most_seconds: float | None = None
     """How long the task may take; None: no limit."""
+    start: float = field(default_factory=time.monotonic)
 
-    def __init__(self, fl_ctx: FLContext, abort_signal: Signal | None = None):
+    @classmethod
+    def of_task(cls, fl_ctx: FLContext, abort_signal: Signal | None = None) -> Site:
+        """Make the site of a task, as FLARE describes it."""
         from nvflare.apis.fl_constant import FLContextKey  # commands that only ask for a folder need no FLARE
 
-        self.name = str(fl_ctx.get_identity_name())
-        self.simulated = bool(fl_ctx.get_prop(FLContextKey.SIMULATE_MODE, False))
-        self.job = str(fl_ctx.get_job_id() or "")
-        self.engine = fl_ctx.get_engine()
-        self.workspace = Path(self.engine.get_workspace().get_root_dir())
-        started: Any = getattr(self.engine, "get_clients", list)() or ()  # at which sites, as the server says
-        self.of_job = [str(client.name) for client in started]
-        self._abort_signal = abort_signal
-        self._start = time.monotonic()
+        engine, job = fl_ctx.get_engine(), str(fl_ctx.get_job_id() or "")
+        workspace, simulated = engine.get_workspace(), bool(fl_ctx.get_prop(FLContextKey.SIMULATE_MODE, False))
+        clients: Any = getattr(engine, "get_clients", list)() or ()
+        return cls(
+            name=str(fl_ctx.get_identity_name()),
+            simulated=simulated,
+            workspace=Path(workspace.get_root_dir()),
+            job=job,
+            app=Path(workspace.get_app_dir(job)) if job else Path(),
+            of_job=[str(client.name) for client in clients],
+            abort_signal=abort_signal,
+            at_once=_sites_at_once(fl_ctx) if simulated else 1,
+        )
 
     @classmethod
     def outside_of_jobs(cls, kit: Path, simulated: str | None = None) -> Site:
-        """Make the site for commands, without a job and an engine."""
-        site = cls.__new__(cls)
-        site.workspace = home() if simulated else kit_of(kit)
-        site.name, site.simulated = simulated or site.workspace.name, bool(simulated)
-        return site
+        """Make the site for commands."""
+        workspace = home() if simulated else kit_of(kit)
+        return cls(simulated or workspace.name, bool(simulated), workspace)
 
     @property
     def records(self) -> Path:
@@ -84,16 +103,11 @@ class Site:
         """Choose the folder of the site's state: never FLARE's run folder, which is deleted with the job."""
         return configured or (home() / "state" if self.simulated else state_of(self.workspace))
 
-    @property
-    def app(self) -> Path:
-        """Folder of the job's app as FLARE has put it here."""
-        return Path(self.engine.get_workspace().get_app_dir(self.job))
-
     def stop_if_aborted(self) -> None:
         """Stop the task between batches, if it must end."""
-        if self._abort_signal is not None and self._abort_signal.triggered:
+        if self.abort_signal is not None and self.abort_signal.triggered:
             raise TaskAborted
-        if self.most_seconds is not None and time.monotonic() - self._start > self.most_seconds:
+        if self.most_seconds is not None and time.monotonic() - self.start > self.most_seconds:
             text = f"the task took longer than the site's policy allows (max_seconds {self.most_seconds:g})"
             raise FedTARError(text, public=text)
 
@@ -112,8 +126,7 @@ def hush_simulator() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
 
 
-def sites_at_once(fl_ctx: FLContext) -> int:
-    """Count the simulator's sites that share this machine's processors at a time."""
+def _sites_at_once(fl_ctx: FLContext) -> int:
     from nvflare.apis.fl_constant import FLContextKey
     from nvflare.apis.job_def import JobMetaKey
 

@@ -88,7 +88,7 @@ class GaussianPrivacy(Filter):
             return shareable
         task = str(fl_ctx.get_prop(FLContextKey.TASK_NAME))
         try:
-            site = Site(fl_ctx)
+            site = Site.of_task(fl_ctx)
             dxo = from_shareable(shareable)
             reply = Reply.from_meta(dxo.meta)
             header = fl_ctx.get_prop(HEADER_PROP)

@@ -127,7 +127,7 @@ def test_a_message_that_cannot_be_recorded_is_replaced_by_an_empty_error(tmp_pat
         ctx, sent = context(tmp_path), message(tensors(), numbers={"samples": 12})
         leave(ctx, sent, [AuditTrail(), AuditTrail()])
         with pytest.raises(FedTARError, match="audit") as caught:
-            require_writable(Site(ctx), ctx)
+            require_writable(Site.of_task(ctx))
         assert str(tmp_path) not in caught.value.public
     assert sent == make_reply(ReturnCode.EXECUTION_EXCEPTION), "neither tensors nor header leave"
     assert file.read_bytes() == before
