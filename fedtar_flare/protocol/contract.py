@@ -256,9 +256,8 @@ class Contract:
         -------
         Contract
         """
-        widened = {PARAMETERS.name: tuple(extra_names)}
-        groups = (replace(group, names=group.names + widened.get(group.name, ())) for group in self.groups)
-        return replace(self, groups=tuple(groups))
+        names = {PARAMETERS.name: tuple(extra_names)}
+        return replace(self, groups=tuple(replace(g, names=g.names + names.get(g.name, ())) for g in self.groups))
 
 
 # ---------------------------------------------------------------------- what most methods share

@@ -275,23 +275,17 @@ def expect_at_most(values: int) -> None:
     _most_bytes = 4 * values
 
 
-class _DownloadLimit:
-    """Adds up what is fetched of one message, chunk by chunk; :class:`ExchangeError` beyond the limits."""
-
-    def __init__(self) -> None:
-        self.tensors = self.bytes = 0
-
-    def __call__(self, tensors: Tensors) -> dict[str, torch.Tensor]:
-        """Count the tensors of one chunk and return them."""
-        self.tensors += len(tensors)
-        self.bytes += sum(tensor.nbytes for tensor in tensors.values())
-        if self.tensors > MAX_TENSORS or self.bytes > _most_bytes:
-            raise ExchangeError(f"a message of more than {MAX_TENSORS} tensors or {_most_bytes} bytes is not fetched")
-        return dict(tensors)
-
-
 def _bounded_download(*, use_disk: bool, root_dir: str | None = None, **settings: Any) -> tuple[str, Any]:
     """In place of FLARE's own; tensors are never fetched to disk, which this package does not ask for."""
     from nvflare.app_opt.pt.tensor_downloader import download_tensors
 
-    return download_tensors(**settings, tensors_received_cb=_DownloadLimit())
+    count = size = 0
+
+    def within_limits(chunk: Tensors) -> dict[str, torch.Tensor]:
+        nonlocal count, size
+        count, size = count + len(chunk), size + sum(tensor.nbytes for tensor in chunk.values())
+        if count > MAX_TENSORS or size > _most_bytes:
+            raise ExchangeError(f"a message of more than {MAX_TENSORS} tensors or {_most_bytes} bytes is not fetched")
+        return dict(chunk)
+
+    return download_tensors(**settings, tensors_received_cb=within_limits)

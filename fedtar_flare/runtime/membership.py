@@ -22,6 +22,7 @@ from fedtar_flare.protocol.messages import Reply, compatible, version
 from fedtar_flare.runtime.aggregation import PLAUSIBLE, plausible_counts
 from fedtar_flare.runtime.exchange import Answers
 from fedtar_flare.runtime.training import check_form
+from fedtar_flare.site.policy import RESOURCES, entries_of, local_file
 from fedtar_flare.version import __version__
 
 Row = Mapping[str, Any]
@@ -200,11 +201,10 @@ def _expected_sites(run_dir: Path) -> set[str]:
             names |= {place for place in extract_participants(places) if place != SERVER_SITE_NAME}
     if names and ALL_SITES not in names:
         return names
-    for name in ("resources.json", "resources.json.default"):
-        with suppress(ConfigError):
-            for component in read_json(run_dir.parent / "local" / name).get("components", ()):
-                if sites := (component.get("args") or {}).get("sites"):
-                    return set(sites)
+    with suppress(ConfigError):
+        for component in entries_of(local_file(run_dir.parent, RESOURCES), "components"):
+            if sites := (component.get("args") or {}).get("sites"):
+                return set(sites)
     return set()
 
 

@@ -33,11 +33,6 @@ class _Content(BaseModel):
     runs: dict[str, dict[_Multiplier, Annotated[int, Field(ge=1, strict=True)]]]
 
 
-def composed_mu(releases: Mapping[float, int]) -> float:
-    """mu of all releases together; ``releases`` maps a noise multiplier z to the number of releases with it."""
-    return math.sqrt(sum(count / multiplier**2 for multiplier, count in sorted(releases.items())))
-
-
 def delta_of(epsilon: float, mu: float) -> float:
     """delta at this epsilon of a mu-GDP mechanism."""
     from scipy.special import log_ndtr, ndtr  # a site without a privacy filter, and the doctor, need none of it
@@ -89,7 +84,8 @@ class Ledger:
         for run, counts in self._runs.items():
             if self.scope in (None, run):
                 releases.update(counts)
-        return Spent(epsilon_of(composed_mu(releases), delta), delta, releases.total())
+        mu = math.sqrt(sum(count / multiplier**2 for multiplier, count in sorted(releases.items())))
+        return Spent(epsilon_of(mu, delta), delta, releases.total())
 
     def add(self, run: str, multiplier: float) -> None:
         """Count one release and write the file before returning."""

@@ -46,26 +46,21 @@ def local_file(kit: Path, name: str) -> dict[str, Any]:
 def allowed_methods(policy: Mapping[str, Any]) -> list[str]:
     """Methods that both guards of a scope list in the content of ``privacy.json``; those of all scopes together."""
     methods: dict[str, None] = {}
-    for scope in scopes_of(policy):
+    for scope in entries_of(policy, "scopes"):
         results, tasks = _listed(scope, RESULT_FILTERS), _listed(scope, DATA_FILTERS)
         methods |= dict.fromkeys(name for name in results if name in tasks)
     return list(methods)
 
 
-def scopes_of(policy: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The scopes of a ``privacy.json``; anything else in their list is left out."""
-    return [scope for scope in policy.get("scopes") or [] if isinstance(scope, dict)]
-
-
-def filters_of(scope: Mapping[str, Any], kind: str) -> list[dict[str, Any]]:
-    """The filters of one kind in a scope; anything else in their list is left out."""
-    return [entry for entry in scope.get(kind) or [] if isinstance(entry, dict)]
+def entries_of(content: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    """The mappings in a list, such as scopes, a scope's filters of one kind, or components; all else is left out."""
+    return [entry for entry in content.get(key) or [] if isinstance(entry, dict)]
 
 
 def guards_of(policy: Mapping[str, Any]) -> list[dict[str, Any]]:
     """List the guards of all scopes, of tasks and of results."""
-    entries = (e for s in scopes_of(policy) for kind in (RESULT_FILTERS, DATA_FILTERS) for e in filters_of(s, kind))
-    return [entry for entry in entries if class_of(entry) == GUARD]
+    scopes, kinds = entries_of(policy, "scopes"), (RESULT_FILTERS, DATA_FILTERS)
+    return [e for scope in scopes for kind in kinds for e in entries_of(scope, kind) if class_of(e) == GUARD]
 
 
 def class_of(entry: Mapping[str, Any]) -> str:
@@ -76,7 +71,7 @@ def class_of(entry: Mapping[str, Any]) -> str:
 def _listed(scope: Mapping[str, Any], kind: str) -> list[str]:
     """What all guards among a scope's filters of this kind allow."""
     lists = [
-        (entry.get("args") or {}).get("methods") or [] for entry in filters_of(scope, kind) if class_of(entry) == GUARD
+        (entry.get("args") or {}).get("methods") or [] for entry in entries_of(scope, kind) if class_of(entry) == GUARD
     ]
     return [str(name) for name in lists[0] if all(name in other for other in lists)] if lists else []
 
@@ -84,7 +79,7 @@ def _listed(scope: Mapping[str, Any], kind: str) -> list[str]:
 SHELL = ("shell_commands", "cat", "grep", "head", "ls", "pwd", "tail")
 CODE = ("byoc", "server-predeployed-flwr")
 
-_NEVER = {"shell_commands": "none", "byoc": "none", "server-predeployed-flwr": "none"}
+_NEVER = dict.fromkeys(("shell_commands", *CODE), "none")
 _RIGHTS = {
     "submit_job": ("any", "none", "any", "none"),
     "clone_job": ("n:submitter", "none", "n:submitter", "none"),
@@ -102,8 +97,7 @@ def rights(lead_byoc: bool = False) -> dict[str, Any]:
     """Make the content of ``local/authorization.json``."""
     roles: dict[str, dict[str, Any]] = {}
     for i, role in enumerate(_ROLES):
-        roles[role] = {right: by_role[i] for right, by_role in _RIGHTS.items() if by_role[i]}
-        roles[role] |= _NEVER
+        roles[role] = {right: by_role[i] for right, by_role in _RIGHTS.items() if by_role[i]} | _NEVER
     if lead_byoc:
         roles["lead"]["byoc"] = "any"
     return {"format_version": "1.0", "permissions": roles}

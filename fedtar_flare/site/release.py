@@ -141,28 +141,10 @@ def verify_release(adapter: Path | str, root: Path | str) -> None:
 
 
 def released_adapter(adapter: Path, root: Path | None, online: bool = False) -> Path:
-    """Return an adapter's folder, verified where its federation's root certificate is given.
+    """Find an adapter's local folder, by itself or by its id on the hub, which only ``online`` may be asked.
 
-    Parameters
-    ----------
-    adapter : Path
-        A folder, or an id on the Hugging Face hub (:func:`.adapter_folder`).
-    root : Path or None
-        Root certificate of the federation (:func:`verify_release`); None for an adapter that no study has released.
-    online : bool, default False
-        Whether the hub may be asked.
-
-    Returns
-    -------
-    Path
-        The local folder.
-
-    Raises
-    ------
-    ConfigError
-        There is no such adapter, or it was released and ``root`` is None.
-    FedTARError
-        It is not as it was released.
+    It is verified by the root certificate of its federation (:func:`verify_release`); without one, ConfigError for an
+    adapter that was released.
     """
     folder = adapter_folder(adapter, online)
     if root:

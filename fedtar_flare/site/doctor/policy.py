@@ -25,9 +25,8 @@ from fedtar_flare.site.policy import (
     SITE_CLASSES,
     allowed_methods,
     class_of,
-    filters_of,
+    entries_of,
     local_file,
-    scopes_of,
     too_wide,
 )
 from fedtar_flare.site.site_file import SiteConfig, cache_folder, state_folder
@@ -78,13 +77,13 @@ def privacy(kit: Path, config: SiteConfig | None) -> list[Finding]:
         content = read_json(file)
     except ConfigError as error:
         return [Finding(FAIL, "site policy", str(error), "correct the file")]
-    scopes = scopes_of(content)
+    scopes = entries_of(content, "scopes")
     names = [str(scope.get("name")) for scope in scopes]
     if not scopes or content.get("default_scope") not in names:
         return [Finding(FAIL, "site policy", f"{file} has no scope, or default_scope is none of them", cure)]
     findings = []
     for scope, name in zip(scopes, names, strict=True):
-        results, tasks = filters_of(scope, RESULT_FILTERS), filters_of(scope, DATA_FILTERS)
+        results, tasks = entries_of(scope, RESULT_FILTERS), entries_of(scope, DATA_FILTERS)
         if not results or class_of(results[-1]) != GUARD or GUARD not in map(class_of, tasks):
             findings.append(Finding(FAIL, "site policy", f"scope '{name}': the outbound guard is not in force", cure))
         for entry in (*tasks, *results):
@@ -103,8 +102,7 @@ def privacy(kit: Path, config: SiteConfig | None) -> list[Finding]:
     if not any(finding.check == "site policy" for finding in findings):
         findings.append(Finding(OK, "site policy", f"the outbound guard has the last word in {', '.join(names)}"))
         findings += _methods(allowed_methods(content))
-    components = [entry.get("path") for entry in content.get("components") or [] if isinstance(entry, dict)]
-    if AUDIT not in components:
+    if AUDIT not in [entry.get("path") for entry in entries_of(content, "components")]:
         add = f'add to {PRIVACY} "components": [{{"id": "audit", "path": "{AUDIT}", "args": {{}}}}]'
         findings.append(Finding(WARN, "audit", "only jobs of this package are recorded, not others", add))
     return findings
@@ -195,10 +193,10 @@ def rights(kit: Path) -> Finding:
 def shell(kit: Path) -> Finding:
     """Whether the site refuses the shell whatever the server says of a request's rights."""
     try:
-        components = local_file(kit, RESOURCES).get("components")
+        components = entries_of(local_file(kit, RESOURCES), "components")
     except ConfigError:  # the allow-list says so
-        components = None
-    entries = [entry for entry in components or [] if isinstance(entry, dict) and _OURS.match(str(entry.get("path")))]
+        components = []
+    entries = [entry for entry in components if _OURS.match(str(entry.get("path")))]
     if not entries:
         text = f"{RESOURCES} does not have our launcher: the server can read this account's files by a shell"
         return Finding(FAIL, "shell", text, RESTART)
