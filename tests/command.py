@@ -36,14 +36,9 @@ def run(
     try:
         out, err = process.communicate(timeout=timeout)
     finally:
-        end_session(process.pid)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     return process.returncode, out, err
-
-
-def end_session(pid: int) -> None:
-    """End every process of the session that ``pid`` leads; only ever called for a process that a test started."""
-    with suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
 
 
 def fedtar(

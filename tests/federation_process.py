@@ -209,6 +209,10 @@ class Federation:
         for leftover in ("daemon_pid.fl", "pid.fl"):
             (self.kits / name / leftover).unlink(missing_ok=True)
 
+    def restart(self, name: str, change: str = "") -> None:
+        self.kill_site(name)
+        self.start(name, change=change)
+
     def _close_sessions(self) -> None:
         for session in self._sessions.values():
             with contextlib.suppress(Exception):
@@ -218,6 +222,14 @@ class Federation:
     def close(self) -> None:
         self._close_sessions()
         end_marked(self.mark)
+
+    @contextlib.contextmanager
+    def running(self, *relays: str) -> Iterator[Federation]:
+        """The federation, whose server, relays and sites are up and registered; ended at the end."""
+        with contextlib.closing(self):
+            self.start("localhost", *relays)
+            self.start(*self.sites)
+            yield self
 
     # ------------------------------------------------------------------ administration
     def command(self, *arguments: object, timeout: float = 600) -> subprocess.CompletedProcess[str]:
@@ -283,15 +295,3 @@ class Federation:
             with contextlib.suppress(FileNotFoundError):  # the job ends just now
                 out += [f"--- {file}", *file.read_text(errors="replace").splitlines()[-lines:]]
         return "\n".join(out)
-
-
-@contextlib.contextmanager
-def running(project: Path, folder: Path, sites: dict[str, str], home: Path | None = None) -> Iterator[Federation]:
-    """A federation whose server and sites are up and registered; ended at the end."""
-    federation = Federation(project, folder, sites, home)
-    try:
-        federation.start("localhost")
-        federation.start(*sites)
-        yield federation
-    finally:
-        federation.close()

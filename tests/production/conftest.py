@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from federation_process import SITES, recipe, running
+from federation_process import SITES, Federation, recipe
 
 
 @pytest.fixture(scope="session")
@@ -11,7 +11,7 @@ def federation(tmp_path_factory, repository, home):
     """A server and two sites, up and registered."""
     folder = tmp_path_factory.mktemp("federation")
     sites = dict.fromkeys(SITES, "source: synthetic\n")
-    with running(repository / "provisioning" / "project-localhost.yml", folder, sites, home) as federation:
+    with Federation(repository / "provisioning" / "project-localhost.yml", folder, sites, home).running() as federation:
         yield federation
 
 

@@ -98,8 +98,7 @@ def test_a_kit_that_a_second_machine_uses_too_is_told(federation):
 
         wait_for("the thief is gone", gone)
         _system(federation, "enable-client")
-        federation.kill_site("hospital-b")
-        federation.start("hospital-b")
+        federation.restart("hospital-b")
 
 
 def _system(federation, command):
@@ -118,13 +117,9 @@ def _reply(session, command):
 @pytest.fixture(scope="module")
 def attacked(tmp_path_factory, repository, home):
     folder = tmp_path_factory.mktemp("attacked")
-    sites = dict.fromkeys(("hospital-a", "hospital-b"), "source: synthetic\n")
-    federation = Attacked(repository / "provisioning" / "project-localhost.yml", folder, sites, home)
-    try:
-        federation.start("localhost", "hospital-a", "hospital-b")
+    sites = dict.fromkeys(SITES, "source: synthetic\n")
+    with Attacked(repository / "provisioning" / "project-localhost.yml", folder, sites, home).running() as federation:
         yield federation
-    finally:
-        federation.close()
 
 
 def commands(job):

@@ -84,8 +84,7 @@ def healthy(kit, *options):
 
 
 def test_a_site_whose_clock_is_a_day_ahead_and_that_has_a_later_patch_release_changes_nothing(federation, job, quiet):
-    federation.kill_site("hospital-b")
-    federation.start("hospital-b", change=CLOCK.format(86400) + RELEASE.format(f"{MINOR}.99"))
+    federation.restart("hospital-b", change=CLOCK.format(86400) + RELEASE.format(f"{MINOR}.99"))
     try:
         identity = federation.submit(job("skewed"))
         run_id = run_of(federation, identity)
@@ -103,8 +102,7 @@ def test_a_site_whose_clock_is_a_day_ahead_and_that_has_a_later_patch_release_ch
         state = SiteState(state_of(federation.sites["hospital-b"]), run_id, "hospital-b")
         assert len(state.spare()) > 1, "it ended well"
     finally:
-        federation.kill_site("hospital-b")
-        federation.start("hospital-b")
+        federation.restart("hospital-b")
 
 
 MINOR = __version__.rpartition(".")[0]
@@ -187,8 +185,7 @@ def test_a_hospital_that_was_not_connected_is_named_from_the_start(federation, j
 
 
 def test_a_hospital_of_another_minor_release_is_left_out_with_the_reason_until_it_has_theirs(federation, job, tmp_path):
-    federation.kill_site("hospital-b")
-    federation.start("hospital-b", change=RELEASE.format("99.0.0"))
+    federation.restart("hospital-b", change=RELEASE.format("99.0.0"))
     try:
         identity = federation.submit(job("upgraded", server={"step_time_limit": 600}))
         reason = "the site's is 99.0.0; install the same major.minor"  # a test before this one upgraded the server
@@ -208,8 +205,7 @@ def test_a_hospital_of_another_minor_release_is_left_out_with_the_reason_until_i
         assert [[*event.sites] for event in steps(read_events(results))] == [["hospital-a"]] * 4
         assert reason in unescape((results / "report.html").read_text())
     finally:
-        federation.kill_site("hospital-b")
-        federation.start("hospital-b")
+        federation.restart("hospital-b")
     events = read_events(federation.completed(resume(federation, identity, "-r", 3)))
     assert of_kind(events, Start)[0].sites == [*SITES]
     assert [sorted(event.sites) for event in steps(events)] == [[*SITES]] * 2

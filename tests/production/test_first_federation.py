@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 from command import fedtar_here, passing, run
-from federation_process import MARK, end_marked, free_port, running, wait_for
+from federation_process import MARK, Federation, end_marked, free_port, wait_for
 
 from fedtar_flare.record.events import Start, Step
 from fedtar_flare.record.log import of_kind, read_events
@@ -40,7 +40,8 @@ def test_the_trial_on_one_machine_runs_as_it_is_written(repository, tmp_path, ho
 
 def test_three_hospitals_come_one_at_a_time_to_a_running_server(repository, tmp_path, home, exported):
     everyone = {one["name"]: one for one in yaml.safe_load((repository / TRIAL).read_text())["participants"]}
-    with running(repository / TRIAL, tmp_path / "hub", {"hospital-a": "source: synthetic\n"}, home) as federation:
+    hub = Federation(repository / TRIAL, tmp_path / "hub", {"hospital-a": "source: synthetic\n"}, home)
+    with hub.running() as federation:
         server, project = federation.site_processes("localhost"), federation.folder / "project.yml"
         for number, name in enumerate(("hospital-b", "hospital-c"), start=1):
             content = yaml.safe_load(project.read_text())

@@ -90,8 +90,7 @@ def test_a_study_that_came_between_two_periods_is_first_written_about_and_then_l
     (start,) = of_kind(read_events(federation.completed(first)), Start)
     assert start.counts == {A: {split: [2, 2] for split in SPLITS}}
 
-    federation.kill_site("localhost")
-    federation.start("localhost")
+    federation.restart("localhost")
     wait_for("the sites found the server again", lambda: set(SITES) <= federation.connected(), 300)
     arrive(pacs, "20190810", patients("train")[0], *patients("test"))
     does("data index", **table)

@@ -63,12 +63,8 @@ class Relayed(Attacked):
 @pytest.fixture(scope="module")
 def relayed(tmp_path_factory, repository, home):
     project = repository / "provisioning" / "project-relay.yml"
-    running = Relayed(project, tmp_path_factory.mktemp("relay") / "federation", home)
-    try:
-        running.start("localhost", "relay-north", *BEHIND, STRAIGHT)
-        yield running
-    finally:
-        running.close()
+    with Relayed(project, tmp_path_factory.mktemp("relay") / "federation", home).running("relay-north") as federation:
+        yield federation
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import json
 import pytest
 from canary import MARK, marks_in, plant
 from command import passing
-from federation_process import SITES, running
+from federation_process import SITES, Federation
 from kits import whole
 
 from fedtar_flare.record.events import Start, Step
@@ -25,7 +25,7 @@ def hospitals(tmp_path_factory, repository):
     """A federation whose sites hold marked patients."""
     folder, tables = tmp_path_factory.mktemp("marked"), tmp_path_factory.mktemp("hospitals")
     sites = {name: site_file(plant(tables / f"{MARK}{name}")) for name in SITES}
-    with running(repository / "provisioning" / "project-localhost.yml", folder, sites) as federation:
+    with Federation(repository / "provisioning" / "project-localhost.yml", folder, sites).running() as federation:
         yield federation
 
 

@@ -101,6 +101,5 @@ def test_a_renewed_site_is_taken_in_and_its_new_end_is_told(federation):
     assert done.returncode == 0, done.stdout + done.stderr
     passing("renew", federation.kits.parent / "prod_01" / site, "--kit", kit)
     assert hashes(kit / "local") == local and end_of(federation, site) == before, "it runs on with the one before"
-    federation.kill_site(site)
-    federation.start(site)
+    federation.restart(site)
     assert end_of(federation, site) > before

@@ -115,19 +115,21 @@ def test_a_corrected_run_follows_the_whole_gradient_once_the_starts_have_moved(t
     assert same_bits(last(resumed), last(controller))
 
 
+def noting(local, told):
+    """The sites, each of which notes its tasks and their headers."""
+
+    def noted(site):
+        return lambda task, header, weights: told.append((task, header)) or site(task, header, weights)
+
+    return {name: noted(site) for name, site in local.items()}
+
+
 def test_every_site_is_told_with_which_weight_its_step_enters(tmp_path):
-    told = []
-
-    class Listening(QuadraticSite):
-        def __call__(self, task, header, weights):
-            told.append((task, header.step, header.alpha))
-            return super().__call__(task, header, weights)
-
-    local = {name: Listening(name, site.targets, site.samples, site.validation) for name, site in sites().items()}
-    events = run(federation(tmp_path, local, num_rounds=1, alpha_form="given", alphas=[0.25, 1.0, ALPHA_FLOOR / 2]))
+    given = {"num_rounds": 1, "alpha_form": "given", "alphas": [0.25, 1.0, ALPHA_FLOOR / 2]}
+    events = run(federation(tmp_path, noting(sites(), told := []), **given))
     assert [e.residual_norm > 0 for e in events["residual"]] == [True, True, False], "hardly any leaves the weights"
-    assert {(t, alpha) for task, t, alpha in told if task == "train"} == {(1, 0.25), (2, 1.0), (3, 0.0)}
-    assert {alpha for task, _, alpha in told if task != "train"} == {1.0}
+    assert {(h.step, h.alpha) for task, h in told if task == "train"} == {(1, 0.25), (2, 1.0), (3, 0.0)}
+    assert {h.alpha for task, h in told if task != "train"} == {1.0}
 
 
 def three(bad):
@@ -143,18 +145,10 @@ TESTED = {"alpha_form": "sigmoid", "temporal": {"replay": "tested"}}
 
 @pytest.mark.parametrize("bad", [True, False])
 def test_a_step_that_makes_every_hospital_worse_is_dropped_and_else_all_visits_join(tmp_path, bad):
-    told = []
-
-    class Listening(QuadraticSite):
-        def __call__(self, task, header, weights):
-            if task == "train":
-                told.append((header.round, header.step, header.replay, header.alpha > 0))
-            return super().__call__(task, header, weights)
-
-    local = {n: Listening(n, s.targets, s.samples, s.validation) for n, s in three(bad).items()}
-    controller = federation(tmp_path, local, **TESTED)
+    controller = federation(tmp_path, noting(three(bad), told := []), **TESTED)
     events = run(controller)
-    assert set(told) == {(r, t, r > 1 and not bad, r == 1 or t != 2 or not bad) for r in (1, 2, 3) for t in (1, 2, 3)}
+    trained = {(h.round, h.step, h.replay, h.alpha > 0) for task, h in told if task == "train"}
+    assert trained == {(r, t, r > 1 and not bad, r == 1 or t != 2 or not bad) for r in (1, 2, 3) for t in (1, 2, 3)}
     assert [alarm.text.partition(" and ")[0] for alarm in events["alarm"]] == [
         "time step 2 made drafts worse at the hospitals"
     ] * bad

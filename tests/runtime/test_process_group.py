@@ -16,6 +16,7 @@ from hospital_site import write_site_files
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
+from tables import leaves
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
@@ -95,9 +96,7 @@ def a_round(site):
 
 def numbers_of(value):
     """All numbers within JSON-able content, by place."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
-    found = {(key, *place): number for key, item in items for place, number in numbers_of(item).items()}
-    return found | ({(): float(value)} if isinstance(value, int | float) else {})
+    return {place: float(leaf) for place, leaf in leaves(value).items() if isinstance(leaf, int | float)}
 
 
 @pytest.mark.slow

@@ -97,17 +97,6 @@ class Behind(SiteExecutor):
         return read(self.execute(task, message, context(self.kit, task), Signal()))
 
 
-def site(letter):
-    return QuadraticSite(f"site-{letter}", [pair(1), pair(2)], validation=pair(9))
-
-
-def federation_of(folder, sites, rounds=1):
-    named = {f"site-{letter}": one for letter, one in sites.items()}
-    federation = FunctionFederation(folder, named, num_rounds=rounds, time_steps=2)
-    federation.run()
-    return federation, read_events(folder / "fedtar")
-
-
 @pytest.mark.parametrize(
     ("status", "kind", "word"), [(Participation.PAUSED, "abstained", "paused"), (Participation.LEFT, "absent", "left")]
 )
@@ -117,11 +106,15 @@ def test_a_veto_counts_from_the_running_task_on_and_the_job_goes_on(tmp_path, st
             decide(state_of(tmp_path / "kit"), status)  # while this task runs: what it gives is thrown away
         return plain(task, header, weights)
 
-    plain, vetoing = site("a"), Behind(watched, tmp_path / "kit")
-    federation, events = federation_of(tmp_path, {"a": vetoing, "b": site("b"), "c": site("c")}, rounds=3)
+    names = ("site-a", "site-b", "site-c")
+    plain, *others = (QuadraticSite(name, [pair(1), pair(2)], validation=pair(9)) for name in names)
+    sites = [vetoing := Behind(watched, tmp_path / "kit"), *others]
+    federation = FunctionFederation(tmp_path, dict(zip(names, sites, strict=True)), num_rounds=3, time_steps=2)
+    federation.run()
+    events = read_events(federation.results_folder)
     assert not federation.panics and events[-1].status == "completed"
     first, *later = of_kind(events, Step)
-    assert sorted(first.sites) == ["site-a", "site-b", "site-c"]
+    assert sorted(first.sites) == [*names]
     for step in later:
         assert sorted(step.sites) == ["site-b", "site-c"] and word in getattr(step, kind)["site-a"]
     assert vetoing.done[-1] == ("train", 1, 2)
