@@ -39,9 +39,9 @@ _SENDS = {"nothing": "no tensors", "initial": "full weights", "difference": "a d
 
 @dataclass(frozen=True)
 class ExchangeSchema:
-    """Pairs of name and shape of the tensors that travel, in float32, sorted by name."""
+    """Shapes by name of the tensors that travel, in float32, sorted by name."""
 
-    shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    shapes: Shapes
 
     def __post_init__(self) -> None:
         if not self.shapes:
@@ -52,16 +52,16 @@ class ExchangeSchema:
     @classmethod
     def of(cls, state: Tensors) -> "ExchangeSchema":
         """Describe a state dictionary."""
-        return cls(tuple(sorted((name, tuple(value.shape)) for name, value in state.items())))
+        return cls({name: tuple(state[name].shape) for name in sorted(state)})
 
     @property
     def parameters(self) -> int:
         """Number of values that travel one way."""
-        return sum(math.prod(shape) for _, shape in self.shapes)
+        return sum(map(math.prod, self.shapes.values()))
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to primitives, for the handshake."""
-        return {name: list(shape) for name, shape in self.shapes}
+        return {name: list(shape) for name, shape in self.shapes.items()}
 
     @classmethod
     def from_dict(cls, data: Any) -> "ExchangeSchema":
@@ -69,22 +69,19 @@ class ExchangeSchema:
         if not isinstance(data, Mapping):
             raise ExchangeError("the exchange schema is not a dictionary of shapes by tensor name")
         check_tensor_names(data)
-        pairs = []
-        for name, shape in data.items():
+        for shape in data.values():
             short = isinstance(shape, list | tuple) and len(shape) <= 8
             if not short or not all(type(size) is int and 0 <= size <= 2**31 for size in shape):
                 raise ExchangeError("the exchange schema is malformed: a shape is not a short list of whole numbers")
-            pairs.append((name, tuple(shape)))
-        return cls(tuple(sorted(pairs)))
+        return cls({name: tuple(data[name]) for name in sorted(data)})
 
     def check(self, state: Tensors) -> None:
         """Refuse weights that are not exactly this exchange, finite and in float32."""
-        shapes = dict(self.shapes)
-        for name in sorted(set(state) - set(shapes)):
+        for name in sorted(set(state) - set(self.shapes)):
             raise ExchangeError(f"tensor '{name}' is not part of the agreed exchange")
-        for name in sorted(set(shapes) - set(state)):
+        for name in sorted(set(self.shapes) - set(state)):
             raise ExchangeError(f"tensor '{name}' of the agreed exchange is missing")
-        for name, shape in self.shapes:
+        for name, shape in self.shapes.items():
             check_tensor(name, state[name], shape)
 
 

@@ -135,7 +135,7 @@ class Membership:
             if tensors and site != source:
                 raise ExchangeError("it sent weights that nobody had asked it for")
             if site == source:
-                check_tensors(contract, HANDSHAKE, tensors, dict(schema.shapes), sends="initial")
+                check_tensors(contract, HANDSHAKE, tensors, schema.shapes, sends="initial")
                 initial[site] = {name: tensors[name].clone() for name in sorted(tensors)}
 
         first = before or run.first_round
@@ -249,7 +249,7 @@ def _row(reply: Reply) -> dict[str, Any]:
         "description": hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16],
         "tensors": len(schema.shapes),
         "parameters": schema.parameters,
-        **{f"tensor {name}": list(shape) for name, shape in schema.shapes},
+        **{f"tensor {name}": list(shape) for name, shape in schema.shapes.items()},
     }
 
 

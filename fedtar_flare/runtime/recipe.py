@@ -125,14 +125,13 @@ class MethodRecipe(Recipe):
         # 1. Settings: the preset's, which those of the arguments replace, by group.
         self.definition = registry.method(method)
         self.contract = self.definition.contract
-        known = {*self.definition.site.shared_groups, *self.definition.settings}
-        if unknown := sorted(set(groups) - known):
-            raise ConfigError(f"{unknown[0]}: method '{method}' has no such group of settings")
+        known = sorted({*self.definition.site.shared_groups, *self.definition.settings})
+        check_names(groups, known, f"method '{method}'", "group")
         method_fields = getattr(self.definition.server_settings, "model_fields", {})
         server_fields = (*ServerConfig.model_fields, *method_fields)
         paper, own_preset = self._paper_settings(preset, server_fields), self.definition.presets.get(preset, {})
         merged: dict[str, dict[str, Any]] = {}
-        for group in ("server", *sorted(known)):
+        for group in ("server", *known):
             given = server if group == "server" else groups.get(group)
             merged[group] = {**paper.get(group, {}), **own_preset.get(group, {}), **(given or {})}
         at_server = merged.pop("server")

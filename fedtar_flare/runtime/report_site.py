@@ -360,7 +360,7 @@ class ReportSite(SiteStrategy):
             adapted = self.adapted_model(header.time_steps)
             self.learner = build_learner(self.learner_class, task, cohort, adapted, **self.learner_settings(task))
             self._learner_key = (header.run_id, site.name)
-            task.state.note_precision(self.learner.precision)
+            task.state.note(precision=self.learner.precision)
         rounds = header.rounds_per_period or header.rounds
         learner = self.learner
         learner.min_cell, learner.checkpoint = task.min_cell, site.stop_if_aborted

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedtar_flare.core.errors import ConfigError, ExchangeError
-from fedtar_flare.core.settings import RunSettings, build
+from fedtar_flare.core.settings import RunSettings, build, check_names
 from fedtar_flare.data.cells import SPLITS
 from fedtar_flare.protocol.contract import TRAIN
 from fedtar_flare.protocol.exchange import Tensors
@@ -56,9 +56,8 @@ class ServerStrategy(ABC):
             raise ConfigError(f"aggregation: method '{run.method}' adds up no updates; it must be 'mean'")
         kinds = {} if method.server_settings is None else {"server": method.server_settings}
         kinds |= {name: method.settings[name] for name in method.server_groups}
-        given = dict(run.settings or {})
-        if unknown := sorted(given.keys() - kinds.keys()):
-            raise ConfigError(f"{unknown[0]}: method '{run.method}' has no such group of settings at the server")
+        given = run.settings or {}
+        check_names(given, kinds, f"method '{run.method}' at the server", "group")
         self.settings = RunSettings(**{name: build(kind, given.get(name), name) for name, kind in kinds.items()})
 
     @abstractmethod

@@ -27,7 +27,7 @@ from nvflare.recipe.sim_env import SimEnv
 
 from fedtar_flare.core.errors import ConfigError, FedTARError
 from fedtar_flare.core.files import write_json
-from fedtar_flare.core.settings import suggestion
+from fedtar_flare.core.settings import check_names
 from fedtar_flare.core.text import EVERY_SECONDS, Progress
 from fedtar_flare.record.events import End, Start, Step, Validation
 from fedtar_flare.record.log import ROUNDS_FILE, of_kind, read_events
@@ -94,10 +94,7 @@ def simulate(
     config = recipe.controller.config
     if config.min_sites > len(names):
         raise ConfigError(f"min_sites is {config.min_sites}, and there are {len(names)} sites")
-    for site in config.unseen:
-        if site not in names:
-            text = f"server: the job names site '{site}'{suggestion(site, names)} (sites: {', '.join(names)})"
-            raise ConfigError(text)
+    check_names(config.unseen, names, "server.unseen", "site")
     write_json(root / "local" / "resources.json", ALLOW_LIST)
     folder = root / "server" / "simulate_job" / "fedtar"
     if (sites_files := sites_folder()) is not None:

@@ -169,7 +169,7 @@ class SiteExecutor(Executor):
         answer: Answer = self.strategy.handlers()[name](task)
         task.state.add_answered(name, version(header.round, header.step))
         if name == self.contract.tasks[-1].name and header.round == header.rounds:
-            task.state.note_end()
+            task.state.note(ended=True)
         if header.score == "test" and not self.ranks.rank:  # the other kind never trains
             arrived, r = header.arrived, header.round or int(header.after[:4]) + 1
             cohort = task.cohort if arrived is None else task.cohort.until(arrived + (name == HANDSHAKE))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from fedtar_flare.core.draws import SECRET, derived_seed
 from fedtar_flare.core.errors import ConfigError, DataError, ExchangeError
 from fedtar_flare.core.files import coarse_checksums
-from fedtar_flare.core.settings import RunSettings, Settings, build, matches
+from fedtar_flare.core.settings import RunSettings, Settings, build, check_names, matches
 from fedtar_flare.data.cohort import Cohort
 from fedtar_flare.data.minimum_cell import shown_count
 from fedtar_flare.imaging.transform_list import names_of
@@ -171,8 +171,7 @@ class SiteStrategy(ABC):
 
     def __init__(self, method: Method, preset: str, groups: Mapping[str, Any] | None = None, seed: int = 0):
         self.method, self.preset, self.groups, self.seed = method, preset, dict(groups or {}), seed
-        if unknown := sorted(set(self.groups) - {*self.shared_groups, *method.settings}):
-            raise ConfigError(f"{unknown[0]}: method '{method.name}' has no such group of settings")
+        check_names(self.groups, [*self.shared_groups, *method.settings], f"method '{method.name}'", "group")
         settings = self.build_shared(preset, {group: self.groups.get(group) for group in self.shared_groups})
         settings |= {name: build(kind, self.groups.get(name), name) for name, kind in method.settings.items()}
         self.settings = RunSettings(self.resolve, **settings).at(self.source)
@@ -342,7 +341,7 @@ def require_exchange(task: Task) -> None:
     down = task.contract.task(task.name).down
     if not down or (schema := task.state.schema()) is None:
         return
-    agreed, weights = dict(schema.shapes), dict(task.weights)
+    agreed, weights = schema.shapes, dict(task.weights)
     for group in task.contract.groups:
         if group.name in set(down) - {ADAPTER.name, PARAMETERS.name}:
             for name in [*weights]:

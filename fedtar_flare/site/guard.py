@@ -141,7 +141,7 @@ class OutboundGuard(Filter):
         schema: dict[str, tuple[int, ...]] = {}  # shapes of the tensors that may leave in this task
         for field in contract.task(task).fields:
             if field.kind == "schema" and field.name in reply.payload:
-                schema |= dict(ExchangeSchema.from_dict(reply.payload[field.name]).shapes)
+                schema |= ExchangeSchema.from_dict(reply.payload[field.name]).shapes
         check_names(contract, contract.task(task), schema)
         if dxo.data_kind == DataKind.METRICS:
             if dxo.data:

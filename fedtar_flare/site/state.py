@@ -216,20 +216,15 @@ class SiteState:
             raise ConfigError(f"{text}, or its state was purged")
         return about
 
-    def note_precision(self, precision: str) -> None:
-        """Record the precision that the site computes in, for drafts."""
+    def note(self, **facts: Any) -> None:
+        """Record the ``precision`` that the site computes in, or that the run's last task is answered (``ended``)."""
         with self._exclusive():
-            self._write_run({"precision": precision})
+            self._write_run(facts)
 
     @property
     def precision(self) -> str:
         """The precision that the site computed in last; ``auto`` before the first time."""
         return str(self._run.get("precision", "auto"))
-
-    def note_end(self) -> None:
-        """Record that the site has answered the last task of the run's last round."""
-        with self._exclusive():
-            self._write_run({"ended": True})
 
     def spare(self) -> list[Path]:
         """List what of a run that ended well only a resume from an earlier round needs; the newest version stays, and

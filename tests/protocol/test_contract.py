@@ -19,7 +19,7 @@ from fedtar_flare.protocol.messages import ABSTAIN, ERROR, OK, Reply, check_fiel
 from fedtar_flare.registry import contract_of
 
 A, B = "base_model.model.x.lora_A.weight", "base_model.model.x.lora_B.weight"
-SCHEMA = ExchangeSchema(((A, (2, 3)), (B, (3, 2))))
+SCHEMA = ExchangeSchema({A: (2, 3), B: (3, 2)})
 
 GOOD = {
     "number": [0.5, -1, 10**9],
@@ -209,7 +209,7 @@ def test_what_contradicts_itself_cannot_be_built():
 
 def test_a_schema_is_sorted_and_comes_back_from_the_wire():
     schema = ExchangeSchema.of({"b": torch.ones(2, 3), "a": torch.zeros(4)})
-    assert [name for name, _ in schema.shapes] == ["a", "b"] and schema.parameters == 10
+    assert [*schema.shapes] == ["a", "b"] and schema.parameters == 10
     with pytest.raises(ExchangeError, match="'b' of the agreed exchange is missing"):
         schema.check({"a": torch.zeros(4)})
     sent = schema.to_dict()

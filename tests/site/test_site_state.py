@@ -328,7 +328,7 @@ def test_what_only_a_resume_needs_goes_some_days_after_a_run_ended_well(kit):
         return {path.name.split(".")[0] for path, _ in plan(site, retention=True).remove}
 
     assert left() == set(), "it may have to be resumed"
-    state.note_end()
+    state.note(ended=True)
     assert not plan(site, retention=True).remove, "somebody has just written to it"
     assert "2 runs" in (text := environment.retention(kit, config).text) and "next in 14" in text
     assert left() == {"0001-01", "0002-01", "broadcast-0003-00"}

@@ -207,7 +207,7 @@ class FedKEISite(SiteStrategy):
     def _refused(task: Task, data: LocalTask) -> Reply | None:
         """An abstention where the site has too few images of the task, or has answered it from other centres."""
         header, weights, schema = task.header, task.weights, task.state.schema()
-        agreed = {} if schema is None else dict(schema.shapes)
+        agreed = {} if schema is None else schema.shapes
         curved = any(name.startswith((IMPORTANCE, PULL)) for name in weights)
         shapes = {f"{p}{n}": shape for p in ("", IMPORTANCE, PULL) if curved or not p for n, shape in agreed.items()}
         for name in sorted(shapes.keys() | weights.keys()):

@@ -46,7 +46,7 @@ def left_by(cohort, place, diagnosis=None, precision="float32", lora_rank=None, 
         "seed": SEED, "site": "site-1", "key": key_check(cohort.key),
     }  # fmt: skip
     state.write("mixture", mixture.state(), about)
-    state.note_precision(learner.precision)
+    state.note(precision=learner.precision)
     state.save(version(ROUND, T), learner.private(), {})
     info = {"run_id": "run-1", "round": ROUND, "model": MODEL.to_dict()}
     if extension := learner.describe().get("extension"):
