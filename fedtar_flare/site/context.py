@@ -69,10 +69,13 @@ class Site:
     def of_task(cls, fl_ctx: FLContext, abort_signal: Signal | None = None) -> Site:
         """Make the site of a task, as FLARE describes it."""
         from nvflare.apis.fl_constant import FLContextKey  # commands that only ask for a folder need no FLARE
+        from nvflare.apis.job_def import JobMetaKey
 
         engine, job = fl_ctx.get_engine(), str(fl_ctx.get_job_id() or "")
         workspace, simulated = engine.get_workspace(), bool(fl_ctx.get_prop(FLContextKey.SIMULATE_MODE, False))
         clients: Any = getattr(engine, "get_clients", list)() or ()
+        sites = len((fl_ctx.get_prop(FLContextKey.JOB_META) or {}).get(JobMetaKey.JOB_CLIENTS.value) or ())
+        threads = getattr(getattr(getattr(engine, "client", None), "args", None), "threads", None)  # the simulator's
         return cls(
             name=str(fl_ctx.get_identity_name()),
             simulated=simulated,
@@ -81,7 +84,7 @@ class Site:
             app=Path(workspace.get_app_dir(job)) if job else Path(),
             of_job=[str(client.name) for client in clients],
             abort_signal=abort_signal,
-            at_once=_sites_at_once(fl_ctx) if simulated else 1,
+            at_once=max(1, min(sites, threads or sites)) if simulated else 1,
         )
 
     @classmethod
@@ -124,15 +127,6 @@ def hush_simulator() -> None:
     """Take what FLARE's simulator writes of every transfer and task out of its log; warnings stay."""
     for name in CHATTY:
         logging.getLogger(name).setLevel(logging.WARNING)
-
-
-def _sites_at_once(fl_ctx: FLContext) -> int:
-    from nvflare.apis.fl_constant import FLContextKey
-    from nvflare.apis.job_def import JobMetaKey
-
-    arguments = getattr(getattr(fl_ctx.get_engine(), "client", None), "args", None)
-    sites = len((fl_ctx.get_prop(FLContextKey.JOB_META) or {}).get(JobMetaKey.JOB_CLIENTS.value, ()))
-    return max(1, min(sites, getattr(arguments, "threads", None) or sites))
 
 
 def home() -> Path:
