@@ -171,7 +171,7 @@ class SiteStrategy(ABC):
 
     def __init__(self, method: Method, preset: str, groups: Mapping[str, Any] | None = None, seed: int = 0):
         self.method, self.preset, self.groups, self.seed = method, preset, dict(groups or {}), seed
-        check_names(self.groups, [*self.shared_groups, *method.settings], f"method '{method.name}'", "group")
+        check_names(self.groups, [*self.shared_groups, *method.settings], f"method '{method.contract.method}'", "group")
         settings = self.build_shared(preset, {group: self.groups.get(group) for group in self.shared_groups})
         settings |= {name: build(kind, self.groups.get(name), name) for name, kind in method.settings.items()}
         self.settings = RunSettings(self.resolve, **settings).at(self.source)
