@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -273,7 +273,14 @@ def check_task(image: str, modality: str, thumbnail: bool, limits: Limits, later
 
 def _slices(volume: CTVolume) -> list[np.ndarray]:
     """Slices as in the model input: over the lungs, in the lung window."""
-    from fedtar_flare.imaging.transforms import fit_square, hu_windows, lung_slices, tensor_of
+    import torch
+    from monai.data import MetaTensor
+    from monai.transforms import Compose
 
-    chosen = lung_slices({"image": tensor_of(volume)}, THUMBNAIL_SLICES)
-    return list(fit_square(hu_windows(chosen), THUMBNAIL_SIZE)["image"][:, 0])
+    from fedtar_flare.imaging.pipeline import Size
+    from fedtar_flare.imaging.transforms import preparation
+
+    hu = MetaTensor(torch.from_numpy(volume.hu).permute(2, 1, 0), affine=torch.from_numpy(volume.affine))
+    after_reading = Compose(preparation("ct", Size(THUMBNAIL_SIZE, THUMBNAIL_SLICES)).transforms[1:])
+    prepared: Mapping[str, Any] = after_reading({"image": hu})
+    return [np.asarray(picture) for picture in prepared["image"][:, 0]]

@@ -119,6 +119,11 @@ def checked(specs: Sequence[Spec]) -> Sequence[Spec]:
     return specs
 
 
+def split(spec: Spec) -> tuple[str, dict[str, Any]]:
+    """Split a transform."""
+    return spec["name"], {argument: value for argument, value in spec.items() if argument != "name"}
+
+
 def names_of(specs: Sequence[Spec]) -> tuple[str, ...]:
     """List the names of transforms."""
     return tuple(dict.fromkeys(map(itemgetter("name"), specs)))

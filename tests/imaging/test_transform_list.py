@@ -112,9 +112,9 @@ def test_resampling_stays_within_the_sites_limits():
     """24 x 26 x 12 voxels of 2 x 2 x 5 mm at 1 mm are 48 x 52 x 60."""
     wanted = 48 * 52 * 60
     with applied(Limits(voxels=wanted)):
-        transforms.limit_voxels({"image": volume()}, 1.0)
+        transforms.VoxelLimitd("image", 1.0)({"image": volume()})
     with applied(Limits(voxels=wanted - 1)), refused("too-large", "resampled by Spacingd"):
-        transforms.limit_voxels({"image": volume()}, [1, 1, 1])
+        transforms.VoxelLimitd("image", [1, 1, 1])({"image": volume()})
 
 
 def prepared(pixels):
@@ -179,21 +179,22 @@ def test_every_orientation_is_shown_the_same_way(axes, flips):
 @pytest.mark.parametrize("bad", [RAS, stored()[0, 0], MetaTensor(torch.zeros(2, 3, 3, 3))])
 def test_what_is_no_volume_is_refused(bad):
     with refused("not-a-volume"):
-        transforms.lung_slices({"image": bad}, 16)
+        transforms.LungSlicesd("image")({"image": bad})
 
 
 def test_windows():
     hu = RNG.integers(-2000, 3000, (4, 5, 6)).astype(np.int16)
-    out = transforms.hu_windows({"image": hu})["image"]
+    windows = ((-600, 1500), (40, 400), (400, 1800))
+    out = transforms.HUWindowsd("image", windows)({"image": hu})["image"]
     assert out.shape == (4, 3, 5, 6) and out.dtype == np.uint8
-    for channel, (level, width) in enumerate(((-600, 1500), (40, 400), (400, 1800))):
+    for channel, (level, width) in enumerate(windows):
         expected = (np.clip((hu - level) / width + 0.5, 0, 1) * 255).astype(float)
         assert np.abs(out[:, channel] - expected).max() <= 0.51
 
 
 def test_shrinking_averages_areas():
     picture = RNG.integers(0, 256, (2, 3, 32, 48)).astype(np.uint8)
-    out = transforms.fit_square({"image": picture}, 12)["image"]
+    out = transforms.SquareResized("image", 12)({"image": picture})["image"]
     assert out.shape == (2, 3, 12, 12) and out.dtype == np.uint8
     expected = picture.reshape(2, 3, 8, 4, 12, 4).mean(axis=(3, 5))
     assert np.abs(out[:, :, 2:10] - expected).max() <= 0.501
@@ -206,7 +207,7 @@ def test_shrinking_averages_areas():
 )
 def test_pixels_keep_the_shape_of_the_body(shape, pixel_mm, rows):
     item = {"image": np.full((1, *shape), 200, np.uint8), "pixel_mm": pixel_mm}
-    out = transforms.fit_square(item, 12)["image"]
+    out = transforms.SquareResized("image", 12)(item)["image"]
     expected = np.zeros((1, 12, 12), np.uint8)
     expected[:, rows] = 200
     assert np.array_equal(out, expected)

@@ -103,7 +103,7 @@ def test_planes_are_even_between_slices_that_are_not():
 def test_axes_are_those_of_monai_s_ras():
     g = torch.Generator().manual_seed(1)
     values = torch.randint(0, 256, (5, 6, 7), generator=g).float()
-    slices, spacing = displayed(MetaTensor(values[None], affine=np.diag([2.0, 2.0, 3.0, 1.0])))
+    slices, spacing = displayed(MetaTensor(values, affine=np.diag([2.0, 2.0, 3.0, 1.0])))
     assert spacing == (3.0, 2.0, 2.0)
     images = torch.from_numpy(slices.copy()).to(torch.uint8)[None, :, None].expand(1, 7, 3, 6, 5)
     batch = ImageBatch(images, 3.0 * torch.arange(7)[None].float(), torch.ones(1, 7, dtype=torch.bool))

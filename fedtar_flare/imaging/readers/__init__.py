@@ -1,1 +1,1 @@
-"""Readers of CT volumes (DICOM, NIfTI) in Hounsfield units, of radiographs and of photographs."""
+"""Readers of CT volumes (DICOM, NIfTI) in Hounsfield units and of chest radiographs, plain and for MONAI."""
