@@ -39,7 +39,7 @@ from fedtar_flare.protocol.contract import Contract
 from fedtar_flare.protocol.messages import ABSTAIN, HEADER, OK, TaskHeader
 from fedtar_flare.registry import contract_of
 from fedtar_flare.site.context import CLOCK_AHEAD, CLOCK_SECONDS, Site, clock_ahead, state_of
-from fedtar_flare.site.site_file import load_site_config
+from fedtar_flare.site.site_file import SITE_FILE, load_site_config, sites_folder
 
 logger = logging.getLogger(__name__)
 FOLDER = "audit"
@@ -193,12 +193,24 @@ def totals(entries: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [{"job": job, "site": site, "run": run, **total} for (job, site, run), total in sums.items()]
 
 
+_syslog: dict[tuple[Any, ...], str | None] = {}
+"""Syslog addresses by site and by the identity of its site file, which is read once and not for every message."""
+
+
 def _syslog_address(site: Site) -> str | None:
-    """Where the site file wants digests sent; None: nowhere."""
-    try:
-        return load_site_config(site.name, workspace=site.workspace, simulator=site.simulated).syslog
-    except ConfigError:  # every task is refused for it, and that is recorded too
-        return None
+    """Where the site file wants digests sent; None: nowhere. A change of the file counts from the next message on."""
+    folder = sites_folder()
+    identity: tuple[Any, ...] = site.name, site.simulated, folder
+    for file in (*([folder / f"{site.name}.yaml"] if folder else []), site.workspace / "local" / SITE_FILE):
+        status = file.stat() if file.is_file() else None
+        identity += (file, status and (status.st_ino, status.st_size, status.st_mtime_ns))
+    if identity not in _syslog:
+        try:
+            config = load_site_config(site.name, workspace=site.workspace, simulator=site.simulated)
+        except ConfigError:  # every task is refused for it, and that is recorded too
+            return None
+        _syslog[identity] = config.syslog
+    return _syslog[identity]
 
 
 def _file(site: Site, job: str) -> Path:
