@@ -278,6 +278,8 @@ class ComparisonBranch(nn.Module):
     the same for every finding. In the position ``text`` a prompt is both numbers, to be put in words.
     """
 
+    compares = True  # so the decoder is not shown the visit before: its prompts say what became of it
+
     def __init__(
         self, reader: Labeler, channels: int, words: Tensor, seed: int, position: PromptPosition, certain: float
     ):

@@ -162,6 +162,13 @@ def test_nothing_is_claimed_where_no_visit_before_is_shown(model):
         assert all(torch.equal(a[row], b[row]) for a, b in zip(own, reading, strict=True)), "whatever else is there"
 
 
+def test_the_decoder_is_not_shown_the_visit_before_whose_changes_the_prompts_say(model):
+    seen = seen_of(model, image_before=(0,), reports=[None, VAGUE, " "])
+    with torch.no_grad():
+        shown, alone = model.memory(noise(3), seen), model.memory(noise(3), seen._replace(prior=None))
+    assert all(map(torch.equal, shown, alone))
+
+
 def test_a_report_before_fixes_the_levels_that_it_states_and_those_of_the_image_beside_it_do_not_count(model):
     branch, i = model.diagnosis, FINDINGS.index("effusion_left")
     seen = seen_of(model, image_before=(0, 1, 2), reports=[EFFUSION, "The lungs are clear.", None])
