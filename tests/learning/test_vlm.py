@@ -19,6 +19,7 @@ from fedtar_flare.data.cells import Timeline
 from fedtar_flare.learning.labels import labeler
 from fedtar_flare.learning.site_diagnosis import DiagnosisConfig
 from fedtar_flare.methods.fedtar.learner import PatientLearner
+from fedtar_flare.models.adapters.peft_file import ADAPTER_INFO
 from fedtar_flare.models.build import build_model, build_tokenizer
 from fedtar_flare.models.config import VLM_TARGETS, ModelConfig
 from fedtar_flare.models.vlm import EARLIER, VisionLanguageGenerator
@@ -173,6 +174,8 @@ def test_a_draft_is_the_text_of_the_run_with_the_site_s_own_adapters(tmp_path, m
 
     monkeypatch.setattr(VisionLanguageGenerator, "_conversation", count)
     assert drafted(*own[:6], *own[12:]) != "" != drafted(*before) and list(map(len, turns)) == [3, 5]
+    about = json.loads((adapter / ADAPTER_INFO).read_text()) | {"modality": ["ct", "radiograph"]}
+    (adapter / ADAPTER_INFO).write_text(json.dumps(about))
     films = [write_noise(tmp_path / f"{i}.png", i) for i in range(4)]
     sample, report = replace(sample, visit=replace(sample.visit, image=films[0])), tmp_path / "0.txt"
     shown = ("--lateral", films[1], "--prior-image", films[2], "--prior-lateral", films[3], "--prior-days", 9)
