@@ -317,8 +317,9 @@ def load_base_model(adapter: Path | str, *, model: Mapping[str, Any] | None = No
 def require_modality(info: Mapping[str, Any], modality: Modality) -> None:
     """Refuse images that the adapter was not trained on, of which it would write nonsense."""
     if (trained := info.get("modality")) and modality not in trained:
-        text = f"this adapter was trained on {' and '.join(trained)}, so it would write nonsense of a {modality}"
-        raise ConfigError(f"{text} (--modality says what a picture is)")
+        known = " and ".join(trained)
+        cure = f"draft from {known} images, or state the study's modality if it is {known}"
+        raise ConfigError(f"this adapter was trained on {known} images, not on {modality} images: {cure}")
 
 
 def base_config(info: Mapping[str, Any], changes: Mapping[str, Any] | None) -> ModelConfig:

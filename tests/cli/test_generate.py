@@ -91,7 +91,7 @@ def test_a_picture_is_no_study_for_an_adapter_that_was_trained_on_ct(runs, tmp_p
     Image.fromarray(np.zeros((64, 64), np.uint8)).save(tmp_path / "film.png")
     for modality in ("radiograph", "photograph"):
         draft, err = drafted(runs[0]["generated"], tmp_path / "film.png", "--modality", modality)
-        assert draft is None and f"trained on ct, so it would write nonsense of a {modality}" in err
+        assert draft is None and f"trained on ct images, not on {modality} images" in err
 
 
 def test_nothing_is_fetched_to_draft_unless_it_is_asked_for(runs, tmp_path, monkeypatch):

@@ -114,7 +114,7 @@ def read_adapter_info(folder: Path | str) -> dict[str, Any]:
         raise ConfigError(f"{folder} is no adapter folder (a run leaves one as <results>/adapter)")
     try:
         info = dict(json.loads(read_text(folder / ADAPTER_INFO)))
-        info["model"], info["fingerprint"]
+        info["model"], info["fingerprint"]  # a KeyError tells which is missing
         if wrong := [name for name, kind in _TYPES.items() if not isinstance(info.get(name, kind()), kind)]:
             raise TypeError(f"of the wrong type: {', '.join(wrong)}")
     except FileNotFoundError as error:
