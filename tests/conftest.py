@@ -23,8 +23,6 @@ LONGEST = (
     "test_a_run_and_after.py", "test_conformance.py", "test_executor.py", "test_learner.py",
 )  # fmt: skip
 """Files that begin first, so that no process is left alone with one of them at the end."""
-THREADS = os.environ.get("FEDTAR_TEST_THREADS") or ("1" if "PYTEST_XDIST_WORKER" in os.environ else "2")
-"""Of torch; one where tests run side by side, since threads that wait for another's core cost more than they save."""
 
 
 def pytest_collection_modifyitems(items):
@@ -36,7 +34,7 @@ def pytest_collection_modifyitems(items):
 def _fixed_seeds():
     import torch
 
-    torch.set_num_threads(int(THREADS))
+    torch.set_num_threads(1)  # two that wait for each other's core take ten times as long on a busy machine
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002 - third-party code under test draws from the global generator
     torch.manual_seed(0)
