@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from fedtar_flare.cli.commands import (
@@ -212,7 +213,8 @@ def compare(arguments: argparse.Namespace) -> int:
     failed: list[str] = []
     if not arguments.page:
         require_hospitals(suite)
-        arguments.out.mkdir(parents=True, exist_ok=True)  # one that cannot be made fails here, not in each run
+        arguments.out.mkdir(parents=True, exist_ok=True)  # one that cannot be made or written fails here, not in each
+        TemporaryFile(dir=arguments.out).close()  # run
         failed = run_suite(arguments.out, chosen, processes=arguments.workers)
     page = write_page(arguments.out, suite, planned)
     none = f"no finished runs in {arguments.out}{'; without --page they are made' if arguments.page else ''}"

@@ -45,17 +45,19 @@ class Progress:
 
     def __init__(self, what: str, total: int, say: Callable[[str], object], every: float = EVERY_SECONDS):
         self._what, self._total, self._say, self._every = what, total, say, every
-        self._start = self._last = time.monotonic()
+        self._last, self._first = time.monotonic(), (0, 0.0)
 
     def __call__(self, done: int) -> None:
-        """Report that ``done`` of all units are finished; how much longer it takes, from a tenth on."""
+        """Report that ``done`` of all units are finished. The first pays for the start: the speed is the others'."""
         now = time.monotonic()
+        first, start = self._first = self._first if self._first[0] else (done, now)
         if now - self._last < self._every:
             return
-        self._last = now
-        rate = done / (now - self._start)
-        speed = f"{rate:.1f}/s" if rate >= 0.1 else f"{rate * 60:.1f}/min"
-        left = (self._total - done) / rate
-        minutes = f"{left / 60:.0f} min" if left < 5400 else f"{left / 3600:.1f} h"
-        estimate = f", {minutes if left >= 90 else f'{left:.0f} s'} left" if 10 * done >= self._total else ""
-        self._say(f"{self._what} {done} of {self._total}, {speed}{estimate}")
+        self._last, line = now, f"{self._what} {done} of {self._total}"
+        if rate := (done - first) / max(now - start, 1e-9):
+            line += f", {rate:.1f}/s" if rate >= 0.1 else f", {rate * 60:.1f}/min"
+            if 10 * done >= self._total:
+                left = (self._total - done) / rate
+                minutes = f"{left / 60:.0f} min" if left < 5400 else f"{left / 3600:.1f} h"
+                line += f", {minutes if left >= 90 else f'{left:.0f} s'} left"
+        self._say(line)

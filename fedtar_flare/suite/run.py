@@ -22,7 +22,7 @@ import torch
 from loky import cpu_count
 
 from fedtar_flare.core.errors import FedTARError
-from fedtar_flare.core.files import write_text
+from fedtar_flare.core.files import locked, write_text
 from fedtar_flare.learning.evaluation import REPORT_SCORES, TEXTS, write_report_scores
 from fedtar_flare.learning.learner import ReportLearner
 from fedtar_flare.record.events import SHARED, Evaluation, Event, Joined, Start, Step, TaskBegun, TaskLearnt, Validation
@@ -107,7 +107,9 @@ def _end_with_parent() -> None:
 def attempt(folder: Path, experiment: Experiment, threads: int) -> str:
     """Run one experiment; returns why it failed, or "": a text, since not every exception can be pickled."""
     try:
-        run_experiment(folder, experiment, threads)
+        with locked(folder / experiment.file_name):  # another command with this folder may be making the run
+            if not result_file(folder, experiment).is_file():
+                run_experiment(folder, experiment, threads)
     except FedTARError as error:
         return str(error)
     except Exception as error:

@@ -24,6 +24,7 @@ from fedtar_flare.core.draws import SECRET, derived_seed, orders, standard_norma
 from fedtar_flare.core.errors import ConfigError, ExchangeError
 from fedtar_flare.core.files import PRIVATE, parse_yaml, read_json, replacing, write_bytes, write_json, write_text
 from fedtar_flare.core.settings import MAX_GLOBS, MAX_LENGTH, RunSettings, Settings, build, matches, problem_of
+from fedtar_flare.core.text import Progress
 from fedtar_flare.learning.config import DataConfig, LoRAConfig
 from fedtar_flare.models.classifier import ClassifierConfig
 from fedtar_flare.models.config import preset
@@ -233,3 +234,15 @@ def test_what_was_a_regular_expression_is_refused_with_the_way_to_write_it(place
     with pytest.raises(ConfigError, match=r"'decoder\.\*\.c_fc'"):
         PLACES[place]([r"decoder\..*\.c_fc"])
     PLACES[place](["*", "decoder.h.[0-5].c_*", "!decoder.?.bias"])
+
+
+def test_the_speed_of_long_work_is_without_its_start(monkeypatch):
+    """The first unit takes a minute, since everything is loaded then; each other one takes half a second."""
+    lines: list[str] = []
+    clock = iter([0.0, *(60 + half / 2 for half in range(40))])
+    monkeypatch.setattr("fedtar_flare.core.text.time.monotonic", lambda: next(clock))
+    progress = Progress("image", 40, lines.append, every=5.0)
+    for done in range(1, 41):
+        progress(done)
+    others = [f"image {done} of 40, 2.0/s, {(40 - done) / 2:.0f} s left" for done in (11, 21, 31)]
+    assert lines == ["image 1 of 40", *others]

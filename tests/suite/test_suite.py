@@ -7,6 +7,8 @@ import re
 import signal
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +21,7 @@ from made_up_results import keep, parsed
 from tables import cases
 
 from fedtar_flare.core.errors import ConfigError
+from fedtar_flare.core.files import write_text
 from fedtar_flare.learning.report_labeler import import_labeler
 from fedtar_flare.record.events import Evaluation, SiteScores
 from fedtar_flare.record.log import scored_round
@@ -26,7 +29,7 @@ from fedtar_flare.registry import method, own_names
 from fedtar_flare.suite import page
 from fedtar_flare.suite.file import Suite, read_suite, shipped
 from fedtar_flare.suite.plan import Experiment, experiments, require_hospitals, site_files
-from fedtar_flare.suite.results import COMPARED, differences, interval_of, read_results, seed_means
+from fedtar_flare.suite.results import COMPARED, differences, interval_of, read_results, result_file, seed_means
 from fedtar_flare.suite.run import run_suite
 
 TINY = cases(__file__, "tiny.yaml")
@@ -183,6 +186,20 @@ def test_two_processes_run_what_can_be_run(tmp_path, monkeypatch):
     parts = ("CIDEr of each hospital", "Scores", "Validation loss", "Alpha")
     assert drawn == [f"{part} over rounds" for part in parts] and "FedTAR &lt;b&gt;" in text
     assert "The shared adapter alone, at the hospitals that took part" in text
+
+
+def test_two_commands_with_one_folder_make_each_run_once(tmp_path, monkeypatch):
+    made = []
+
+    def run(folder, experiment, _):
+        made.append(experiment.name)
+        time.sleep(0.2)
+        write_text(result_file(folder, experiment), "{}")
+
+    monkeypatch.setattr("fedtar_flare.suite.run.run_experiment", run)
+    with ThreadPoolExecutor(2) as commands:
+        ends = [commands.submit(run_suite, tmp_path, experiments(Suite(**TINY)), say=len) for _ in range(2)]
+    assert [end.result() for end in ends] == [[], []] and sorted(made) == ["alone", "fedavg"]
 
 
 def test_a_run_that_fails_is_reported_and_the_others_go_on(tmp_path, monkeypatch):
