@@ -204,7 +204,8 @@ def _lines(findings: Check, summary: dict[str, Any]) -> list[str]:
         if (values := summary[key])["n"]:
             form = ".0f" if key == "gap_days" else ".4g"
             median, least, most = (format(values[of], form) for of in ("median", "min", "max"))
-            lines.append(f"  {name:<21}median {median} ({least} to {most})")
+            unknown = f", {n} unknown" if (n := values.get("unknown")) else ""
+            lines.append(f"  {name:<21}median {median} ({least} to {most}){unknown}")
     lines += [f"  noted, {reason}: {n}" for reason, n in summary["notes"].items()]
     for kind, visits in sorted(findings.identifiers.items()):
         lines.append(f"  likely identifier in the report, {kind}: {len(visits)}, such as in {', '.join(visits[:3])}")
@@ -286,10 +287,11 @@ def partition(arguments: argparse.Namespace) -> None:
     sites, left_out = partition_source(**where, **how)
     lines, width = [], max(len(site.site) for site in sites)
     for site in sites:
-        steps = ", ".join(f"t={t}: {n}" for t, n in enumerate(site.visits_per_step, start=1))
-        lines.append(f"{site.site:<{width}}  {site.patients} patients, {site.visits} visits ({steps})")
+        of_steps = ", ".join(f"t={t}: {n}" for t, n in enumerate(site.visits_per_step, start=1))
+        lines.append(f"{site.site:<{width}}  {site.patients} patients, {site.visits} visits ({of_steps})")
     lines += ["Left out: " + ", ".join(f"{reason} {n}" for reason, n in left_out.items())] if left_out else []
-    how_to = _how_to_train(arguments.out, sites, arguments.time_steps)
+    steps = max(t for site in sites for t, n in enumerate(site.visits_per_step, start=1) if n or t == 1)
+    how_to = _how_to_train(arguments.out, sites, steps)
     show(arguments, {"sites": [vars(site) for site in sites], "left_out": left_out}, *lines, how_to)
 
 

@@ -98,7 +98,7 @@ def histogram(title: str, values: Sequence[float], unit: str, *, whole_numbers: 
         return Chart(title).figure()
     edges = bin_edges(values, whole_numbers)
     counts, _ = np.histogram(np.clip(values, edges[0], edges[-1]), edges)
-    apart = whole_numbers and edges[1] - edges[0] == 1
+    apart = len(edges) == 2 or (whole_numbers and edges[1] - edges[0] == 1)
     names = [f"{low + 0.5:g}" if apart else f"{low:g} to {high:g}" for low, high in pairwise(edges)]
     bars = [Bar(name, float(n), whole(int(n))) for name, n in zip(names, counts, strict=True)]
     return Chart(f"{title} ({unit})", bars=bars).figure()
@@ -107,11 +107,9 @@ def histogram(title: str, values: Sequence[float], unit: str, *, whole_numbers: 
 def bin_edges(values: Sequence[float], whole_numbers: bool) -> list[float]:
     """About :data:`MOST_BARS` evenly spaced round numbers around all values; whole numbers lie within bars."""
     low, high = float(min(values)), float(max(values))
-    if low == high:  # one bar in the middle of some room
-        room = 1.0 if whole_numbers else max(abs(low) * 0.1, 0.1)
-        low, high = low - room, high + room
-    if whole_numbers and high - low < MOST_BARS:
+    if low == high or (whole_numbers and high - low < MOST_BARS):
         return [low - 0.5 + i for i in range(int(high - low) + 2)]
     inner = ticks(low, high, MOST_BARS - 2, whole=whole_numbers)
     step = inner[1] - inner[0]
-    return [round(inner[0] - step, 10), *(round(edge, 10) for edge in inner), round(inner[-1] + step, 10)]
+    ends = [inner[0] - step] * (low < inner[0]), [inner[-1] + step] * (inner[-1] < high)
+    return [round(edge, 10) for edge in (*ends[0], *inner, *ends[1])]

@@ -8,7 +8,7 @@ from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.reporting.control import control_of, joined
 from fedtar_flare.reporting.format import FEW, decimals, duration, heading, score
 from fedtar_flare.reporting.run import Run
-from fedtar_flare.reporting.scores import MEAN, Row, key_scores, overall, start_name
+from fedtar_flare.reporting.scores import MEAN, Row, key_scores, overall, score_rows, start_name
 from fedtar_flare.reporting.section import Section, method_sections
 
 
@@ -20,7 +20,7 @@ def verdict(run: Run, sections: Sequence[Section] = ()) -> list[str]:
     row, off = overall(run), overall(run, generic=True)
     if row is None:
         return ["Nothing is known of the reports: no test report was scored."]
-    over = f"{row.reports} test reports, {_where(row, run)}"
+    over = f"{row.reports} test reports, {_where(run)}"
     if run.shown is None:
         return [f"Nothing is known of training: only the {start_name(run)} was scored ({over})."]
     if not row.before:
@@ -52,7 +52,7 @@ def key_numbers(run: Run, sections: Sequence[Section] = ()) -> list[tuple[str, s
         value = " → ".join(score(name, side.get(name), row.n) for side in (row.before, row.after))
         beside = f"alone {score(name, control.after.get(name), row.n)}" if control else ""
         numbers.append((heading(name), value, direction(name, row), beside))
-    return [*numbers, ("Test reports", row.reports, _where(row, run), "")]
+    return [*numbers, ("Test reports", row.reports, _where(run), "")]
 
 
 def direction(name: str, row: Row) -> str:
@@ -65,8 +65,10 @@ def direction(name: str, row: Row) -> str:
     return "better" if (after > before) is SCORES[name].higher_is_better else "worse"
 
 
-def _where(row: Row, run: Run) -> str:
-    return f"mean of {len(run.shown.sites if run.shown else ())} sites" if row.site == MEAN else row.site
+def _where(run: Run) -> str:
+    rows = score_rows(run)
+    sites = [row.site for row in rows if row.step is None and row.site != MEAN and (row.before or row.after)]
+    return f"mean of {len(sites)} sites" if len(sites) > 1 else sites[0]
 
 
 TOO_FEW = f"fewer than {FEW} test reports: by chance alone scores move too much to call one better or worse"

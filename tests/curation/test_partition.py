@@ -265,3 +265,8 @@ def test_every_value_lies_in_one_bar(values, whole):
     assert edges[0] <= min(values) + near and max(values) <= edges[-1] + near and 2 <= len(edges) <= 15
     counts = [int(n) for n in re.findall(r": (\d+)</title>", histogram("t", values, "x", whole_numbers=whole))]
     assert sum(counts) == len(values)
+
+
+def test_a_chart_has_no_bars_beyond_the_values():
+    assert bin_edges([10.5, 10.5], False) == [10.0, 11.0] and ">10.5<" in histogram("t", [10.5, 10.5], "mm")
+    assert bin_edges([0, 243], True)[0] == 0 and bin_edges([1, 250], True)[-1] == 250

@@ -147,6 +147,14 @@ def test_names_do_not_break_the_box_and_a_resumed_run_names_its_start(tmp_path):
     assert len({line.index("->") for line in box.splitlines()[2:] if "->" in line}) == 1
 
 
+def test_a_site_without_test_patients_is_not_among_those_that_a_mean_is_of():
+    run = run_of({"bleu_4": 0.1}, {1: {"bleu_4": 0.2}}, sites=("a", "b", "c"))
+    for gone, said in (["c"], "mean of 2 sites"), (["b", "c"], "40 test reports, a)"):
+        for event in run.evaluations:
+            event.sites.update(dict.fromkeys(gone, SiteScores(all={"n": 0})))
+        assert said in verdict(run)[0]
+
+
 def head_of(card):
     _, head, _ = card.split("---\n", 2)
     return yaml.safe_load(head)
