@@ -83,6 +83,10 @@ def check_scores(reply: Reply, time_steps: int) -> None:
             raise ExchangeError("the field 'skipped_studies' is not numbers of studies by reason")
 
 
+def _modalities(answers: Answers) -> list[str]:
+    return sorted({str(of) for reply in answers.replies.values() if (of := reply.payload.get("modality"))})
+
+
 class Results:
     """Writes ``<server run folder>/fedtar/`` as the run goes; ``run`` is the controller."""
 
@@ -115,7 +119,7 @@ class Results:
         self._base_model = {
             "model": model.pop("config", {}),
             "fingerprint": model.get("fingerprint"),
-            "modality": sorted({str(of) for reply in replies.values() if (of := reply.payload.get("modality"))}),
+            "modality": _modalities(answers),
             "prior": model.get("prior", "none"),
             **({"priors": model["priors"]} if "priors" in model else {}),
             **({"transforms": model.pop("transforms")} if "transforms" in model else {}),
@@ -148,6 +152,7 @@ class Results:
     def joined(self, r: int, answers: Answers) -> None:
         """Record the sites that came in at the start of round r."""
         counts = {site: reply.payload["counts"] for site, reply in sorted(answers.replies.items())}
+        self._base_model["modality"] = sorted({*self._base_model["modality"], *_modalities(answers)})
         self.record.write(Joined(round=r, sites=sorted(counts), counts=counts, absent=answers.absent | answers.refused))
         logger.info(f"round {r}: joined: {', '.join(sorted(counts)) or 'nobody'}")
 

@@ -1,6 +1,7 @@
 """When sites answer: parts of their updates, answers that come late, and visits that arrive period by period."""
 
 import dataclasses
+import json
 
 import pytest
 import torch
@@ -123,6 +124,8 @@ class ScoringSite(QuadraticSite):
 
     def __call__(self, task, order, weights):
         reply, tensors = super().__call__(task, order, weights)
+        if task == HANDSHAKE:
+            reply.payload["modality"] = "radiograph" if self.name == "site-c" else "ct"
         return (ok(order, reply.numbers, {**reply.payload, "scores": SCORES}) if order.evaluate else reply), tensors
 
 
@@ -168,6 +171,8 @@ def test_scores_come_at_the_end_of_periods_and_from_a_late_site_before_it_learns
     events = read_events(controller.results_folder)
     scored = [(e.round, len(e.sites)) for e in of_kind(events, Evaluation)]
     assert scored == [(0, 2), (2, 2), (4, 2), (4, 1), (6, 3)], "the late one's, before it learns, by itself"
+    info = json.loads((controller.results_folder / "adapter" / "fedtar.json").read_text())
+    assert info["modality"] == ["ct", "radiograph"], "what the adapter has learnt from so far"
     assert "best by validation" not in (controller.results_folder / "report.html").read_text()
     assert [len(of_kind(events, kind)) for kind in (Joined, Step)] == [1, 2 * (1 + 2 + 3)]
     assert read_run(controller.results_folder).ahead == {2: dict.fromkeys(("site-a", "site-b"), SCORES["steps"]["2"])}
