@@ -54,6 +54,13 @@ def home(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.fixture
+def own_home(tmp_path, monkeypatch):
+    """Folder of caches, and of simulated sites' state, of this test alone."""
+    monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
 @pytest.fixture(scope="session")
 def cohort(home):
     """Sixteen synthetic patients of two visits at one site, prepared for the preset ``tiny``; nobody changes it."""

@@ -1,6 +1,7 @@
 """Tables of tests: hand-written cases in YAML files, CSV files as hospitals have them, and JSON content by keys."""
 
 import csv
+import json
 from pathlib import Path
 
 import yaml
@@ -25,6 +26,13 @@ def write_table(path, rows, columns=None):
         writer.writeheader()
         writer.writerows(rows)
     return path
+
+
+def edit_json(file, change):
+    """Write a JSON file anew after ``change`` has changed its content."""
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
 
 
 def lay(root, tables, files=()):

@@ -13,6 +13,7 @@ from command import failing, passing
 from tables import cases
 
 from fedtar_flare.cli.main import main, parser
+from fedtar_flare.core.files import write_text
 from fedtar_flare.registry import own_names
 from fedtar_flare.runtime.recipe import MethodRecipe
 from fedtar_flare.site.site_file import read_site_file
@@ -49,9 +50,11 @@ def no_process(monkeypatch):
         monkeypatch.setattr(name, lambda *_, **__: pytest.fail("a process was started"))
 
 
-@pytest.mark.parametrize(("command", "arguments", "words"), cases(__file__, "wrong_use.yaml"))
-def test_wrong_use_is_one_readable_message_and_starts_nothing(command, arguments, words, tmp_path, no_process):
-    (tmp_path / "arms.yaml").write_text(SUITE)
+@pytest.mark.parametrize("case", cases(__file__, "wrong_use.yaml"), ids=lambda case: " ".join(case[:2]))
+def test_wrong_use_is_one_readable_message_and_starts_nothing(case, tmp_path, no_process):
+    command, arguments, words, files = (*case, {})[:4]
+    for name, text in {"arms.yaml": SUITE, **files}.items():
+        write_text(tmp_path / name, text)
     before = sorted(tmp_path.rglob("*"))
     err = failing(*command.split(), *arguments.split(" ") if arguments else (), cwd=tmp_path)
     assert words in err and err.startswith(" ".join(filter(None, ["fedtar", command])) + ": ")
@@ -87,27 +90,6 @@ def test_ctrl_c_a_kill_and_a_closed_terminal_end_a_simulation_as_an_interruption
     finally:
         signal.signal(sent, before)
     assert "interrupted after 0 whole rounds" in capsys.readouterr().err
-
-
-def test_a_file_of_settings_says_what_does_not_belong_there(tmp_path, no_process):
-    (file := tmp_path / "settings.yaml").write_text("method: fedavg")
-    assert "chosen by the option --method" in failing("simulate", "--settings", file)
-    file.write_text("training: 3")
-    told = failing("simulate", "--settings", file, "--set", "training.lr=1")
-    assert "'training' must be a group of 'name: value' lines, not 3" in told
-
-
-def test_a_folder_that_is_no_job_is_not_replaced_by_one(tmp_path):
-    (tmp_path / "patients").mkdir()
-    (tmp_path / "patients" / "manifest.csv").write_text("")
-    assert "is no job, and would be deleted" in failing("export", "-o", tmp_path, "--name", "patients")
-    assert (tmp_path / "patients" / "manifest.csv").is_file()
-
-
-def test_results_that_lie_elsewhere_than_their_job_cannot_go_on(tmp_path, no_process):
-    (tmp_path / "rounds.jsonl").write_text("")
-    told = failing("continue", tmp_path, "-w", tmp_path / "next", "-r", 1)
-    assert "the job of this simulation is not beside it: name the results where they are made" in told
 
 
 def test_a_site_file_that_is_missing_or_wrong_starts_nothing(tmp_path, no_process):

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from make_dicom import chest, of, put, then, write_series
 from make_documents import file, indexed
-from tables import write_table
+from tables import cases, write_table
 
 from fedtar_flare.curation.archive import index_folder
 from fedtar_flare.curation.archive_reports import join_reports
@@ -71,33 +71,7 @@ def study(folder, **tags):
     write_series(folder, chest(2), edit=then(edit, lambda ds, i: put(SOPInstanceUID=f"1.3.{folder.name}.{i}")(ds)))
 
 
-NORTH = {"IssuerOfPatientID": "NORTH"}
-SOUTH = {"IssuerOfPatientIDQualifiersSequence": [of(UniversalEntityID="1.2.2")]}
-OTHER_ID = {"OtherPatientIDsSequence": [of(PatientID="X7", IssuerOfPatientID="SOUTH")]}
-OF_SOUTH, DAY = {"patient_id": "P", "patient_issuer": "1.2.2"}, {"patient_id": "P", "study_date": "20200131"}
-ONE, TWO, SECOND = {"accession_number": "1"}, {"accession_number": "2"}, {"AccessionNumber": "2"}
-BOTH, UMLAUT = {"StudyInstanceUID": "1.2.7"}, {"PatientID": b"\xc3\x84".decode("latin-1")}
-EXAMPLES = {
-    "an id of two issuers, by number": (
-        [NORTH, SOUTH | SECOND], [ONE | OF_SOUTH, TWO | OF_SOUTH], ["report-of-another-patient", "Row 1."]),
-    "an id of two issuers, by day": (
-        [NORTH, SOUTH | {"StudyDate": "20200201"}], [DAY, DAY | OF_SOUTH | {"study_date": "20200201"}],
-        ["ambiguous-patient-id", "Row 1."]),
-    "another id": ([OTHER_ID], [ONE | {"patient_id": "X7", "patient_issuer": "urn:oid:SOUTH"}], ["Row 0."]),
-    "a series of another number": ([BOTH, BOTH | SECOND], [ONE], ["several-accession-numbers"]),
-    "the same report under each": ([BOTH, BOTH | SECOND], [{**n, "report": "Both."} for n in (ONE, TWO)], ["Both."]),
-    "one report about two studies": (
-        [{}, SECOND, SECOND | {"PatientID": "Q"}], [{**n, "patient_id": "P", "report": "Both."} for n in (ONE, TWO)],
-        ["Both.", "Both.", "report-of-another-patient"]),
-    "two studies of one number": ([{}, {}], [ONE], ["accession-number-of-several-studies"] * 2),
-    "one by the study, one by its number": ([BOTH], [{"study_instance_uid": "1.2.7"}, ONE], ["ambiguous-report"]),
-    "two studies of one day": ([{}, SECOND], [DAY], ["several-studies-that-day"] * 2),
-    "another kind of study that day": (
-        [{}, SECOND | {"Modality": "MR"}], [DAY], ["several-studies-that-day", "not-ct-or-radiograph"]),
-    "a word for no number": ([{"AccessionNumber": "NA"}], [{"accession_number": "NA"}], ["no-report"]),
-    "letters of another set": ([UMLAUT | {"SpecificCharacterSet": "ISO_IR 100"}], [ONE], ["bad-charset"]),
-}  # fmt: skip
-"""Studies, rows that say whose and which they are, and of each study the row that it gets, or why it is left out."""
+EXAMPLES = cases(__file__, "archive_identity.yaml")
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -105,6 +79,7 @@ EXAMPLES = {
 def test_what_is_not_certain_is_left_out_under_a_reason(tmp_path, name, order):
     studies, rows, expected = EXAMPLES[name]
     for n, tags in enumerate(studies):
+        tags = {name: [of(**one) for one in v] if isinstance(v, list) else v for name, v in tags.items()}
         study(tmp_path / "d" / f"{n if order > 0 else 9 - n}", **tags)
     keys = ("study_instance_uid", "accession_number", "patient_id", "patient_issuer", "study_date", "report")
     told = [{"report": f"Row {n}.", **row} for n, row in enumerate(rows)][::order]

@@ -2,6 +2,7 @@
 
 import pytest
 from make_documents import TEXT, acsn, bundle, deletion, form, lines, patient, report
+from tables import cases
 
 pytest.importorskip("hl7", reason="of the extra 'pacs'")
 MARCH = "2024-03-01T00:00:00Z"
@@ -157,37 +158,18 @@ def test_a_report_goes_to_its_own_study_while_it_is_in_force(read, case):
     assert read(files) == (sorted(rows), left_out)
 
 
-PDF, HTML = form("%PDF-1.4", "application/pdf"), form("<p>x</p>", "text/html")
-NEW = {"creation": "2024-02-01"}
-TEXTS = {
-    "type in capitals, with parameters": ([form("x", 'TEXT/PLAIN;Charset="utf-8"; format=flowed')], "x"),
-    "of a stated set": ([form("Größe".encode("cp1252"), "text/plain;charset=windows-1252")], "Größe"),
-    "UTF-8 under another name": ([form("Größe", "text/plain; charset=iso-8859-1")], "bad-charset"),
-    "not in its set": ([form("Größe".encode("latin-1"))], "bad-charset"),
-    "no character set": ([form("x", "text/plain; charset=rot13")], "bad-charset"),
-    "in two formats": ([PDF, form("x"), HTML], "x", "attachment"),
-    "pointing to the other": ([PDF, form("See attached document.")], "text-in-attachment"),
-    "twice": ([form("x"), form("x\n", "text/plain")], "x"),
-    "old and new": ([form("x", creation="2024-01-31T10:00:00+01:00"), form("y", creation=MARCH)], "y", "attachment"),
-    "the newest is a PDF": ([form("x", creation="2024-01-31"), PDF | NEW], "newer-form"),
-    "two that differ": ([form("x"), form("y")], "several-texts"),
-    "two languages": ([form("x", language="en"), form("y", language="de")], "several-languages"),
-    "one without a language": ([form("x"), form("y", language="de")], "several-languages"),
-    "its own language": ([form("x", language="en"), form("y", language="de"), PDF], "y", "attachment"),
-    "a PDF beside a conclusion": ([PDF], "is-pdf"),
-    "HTML": ([HTML], "is-html"),
-    "HTML that is called text": ([form("<p>Kein Erguss.</p>")], "is-html"),
-    "RTF that is called text": ([form(r"{\rtf1 Kein Erguss.}")], "is-rtf"),
-    "elsewhere": ([{"contentType": "text/plain", "url": "http://x/y"}], "other-form"),
-    "not base64": ([{"contentType": "text/plain", "data": "Kein Erguss"}], "bad-document"),
-    "a conclusion alone": (None, "short"),
-    "nothing": ([form("nan")], "no-text"),
-}
+TEXTS = cases(__file__, "fhir.yaml")
+
+
+def formed(text=None, kind="text/plain; charset=UTF-8", encoding="utf-8", **more):
+    """A form of this text in a character set, or one of other fields alone."""
+    return more if text is None else form(text.encode(encoding), kind, **more)
 
 
 @pytest.mark.parametrize("case", TEXTS)
 def test_the_text_is_whole_and_certain(read, case):
     forms, *expected = TEXTS[case]
+    forms = forms and [formed(**one) for one in forms]
     own = report(presentedForm=forms, conclusion="short", language="de" if case == "its own language" else None)
     rows, left_out = read(export(own))
     assert [row[3].strip() for row in rows] + [*left_out] == expected

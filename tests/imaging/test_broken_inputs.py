@@ -16,11 +16,12 @@ import broken as mk
 import numpy as np
 import pytest
 from broken import Right, check_ct
-from make_dicom import ORIGIN, SPACING, chest, drop, encoded, only, put, then, write_series
+from make_dicom import ORIGIN, chest, drop, encoded, only, put, then, write_series
 from PIL import Image
 from pydicom import dcmread, dcmwrite
 from pydicom.uid import DeflatedExplicitVRLittleEndian, ExplicitVRBigEndian, ImplicitVRLittleEndian, JPEG2000Lossless
 from refused import refused
+from tables import cases
 
 from fedtar_flare.core.errors import DataError
 from fedtar_flare.data.cohort import Visit
@@ -61,53 +62,25 @@ def without_meta(preamble: bytes, implicit: bool, little: bool) -> mk.Make:
     return mk.rewritten(change)
 
 
-HEADERS = {
-    "missing-slices": [drop(5), drop(3, 4), drop(2, 8)],
-    "duplicate-slices": [only(5, put(ImagePositionPatient=[X, Y, Z + 10.0])), put(ImagePositionPatient=list(ORIGIN))],
-    "uneven-spacing": [place(lambda i: i * 2.5 + (i > 5) * 1.2), place(lambda i: 0.2 * i * i)],
-    "gantry-tilt": [place(lambda i: 2.5 * i, x=0.3)],
-    "shifted-slices": [only(5, put(ImagePositionPatient=[X + 9, Y, Z + 5 * SPACING[0]]))],
-    "mixed-orientation": [
-        only(5, put(ImageOrientationPatient=way)) for way in ([0, 1, 0, 0, 0, -1], [-1, 0, 0, 0, 1, 0])
-    ],
-    "mirrored": [put(ImageOrientationPatient=[-1, 0, 0, 0, 1, 0], **more) for more in ({}, {"PatientPosition": "HFS"})],
-    "mixed-size": [only(5, put(Rows=20, Columns=24))],
-    "mixed-pixel-spacing": [only(5, put(PixelSpacing=[1.6, 1.4]))],
-    "implausible-spacing": [put(PixelSpacing=[0.0008, 0.0007]), put(PixelSpacing=[800, 700])],
-    "localizer": [put(ImageType=["ORIGINAL", "PRIMARY", "LOCALIZER"])],
-    "secondary-capture": [
-        put(SOPClassUID="1.2.840.10008.5.1.4.1.1.7"), put(SOPClassUID="1.2.840.10008.5.1.4.1.1.7.4"),
-        put(ImageType=["DERIVED", "SECONDARY", "SCREEN SAVE"]), put(SamplesPerPixel=3, PhotometricInterpretation="RGB"),
-    ],
-    "not-ct": [put(Modality="MR"), put(Modality="PT"), put(Modality=None)],
-    "no-pixel-data": [put(PixelData=None), only(5, put(PixelData=None))],
-    "no-pixel-spacing": [
-        only(5, put(PixelSpacing=None)), *(put(PixelSpacing=spacing) for spacing in (None, [0, 0.7], [-0.8, 0.7])),
-    ],
-    "no-position": [put(ImagePositionPatient=None), only(5, put(ImagePositionPatient=None)), put(NumberOfFrames=2)],
-    "no-orientation": [put(ImageOrientationPatient=None), put(ImageOrientationPatient=[1, 0, 0, 1, 0, 0])],
-    "no-rescale": [put(RescaleIntercept=None), only(7, put(RescaleSlope=None)), put(RescaleSlope=0)],
-    "lossy-8bit": [
-        put(BitsAllocated=8, BitsStored=8, HighBit=7, PixelData=bytes(480)), put(BitsStored=8, HighBit=7),
-        mk.jpeg_8_bit,
-    ],
-    "unsupported-transfer-syntax": [mk.under("1.2.840.10008.1.2.4.53", bytes(40)), mk.under("1.2.840.113619.5.2", b"")],
-    "undecodable": [mk.under(JPEG2000Lossless, bytes(960))],
-    "truncated": [only(5, put(PixelData=bytes(20))), put(Rows=2000)],
-    "wrong-pixel-count": [
-        put(Rows=20), put(Columns=19), only(4, put(Rows=20)), put(BitsAllocated=1, BitsStored=1, HighBit=0),
-    ],
-    "too-few-slices": [drop(*range(5, 12))],
-    "implausible-hu": [put(RescaleIntercept=2000)],
-    "mixed-patients": [only(5, put(PatientID="another"))],
-    "several-studies": [only(5, put(StudyInstanceUID="1.2.9"))],
-    "bad-header": [
-        put(BitsStored=20), put(BitsStored=24, HighBit=23), put(HighBit=15), put(Rows=None), put(Columns=0),
-        put(PixelSpacing=[0.8]),
-    ],
-    "too-large": [then(mk.rle, put(Rows=65535, Columns=65535))],
-}  # fmt: skip
-"""One change in the headers of a series; by the reason, those that give it."""
+def change(of=None, **tags):
+    """These attributes of slice ``of``, by default of all."""
+    return put(**tags) if of is None else only(of, put(**tags))
+
+
+EDITS = [(why, change(**tags)) for why, of in cases(__file__, "headers.yaml").items() for tags in of]
+EDITS += [("missing-slices", drop(*gone)) for gone in ((5,), (3, 4), (2, 8))]
+EDITS += [("uneven-spacing", place(z)) for z in (lambda i: i * 2.5 + (i > 5) * 1.2, lambda i: 0.2 * i * i)]
+EDITS += [
+    ("lossy-8bit", mk.jpeg_8_bit),
+    ("lossy-8bit", put(BitsAllocated=8, BitsStored=8, HighBit=7, PixelData=bytes(480))),
+    ("gantry-tilt", place(lambda i: 2.5 * i, x=0.3)),
+    ("unsupported-transfer-syntax", mk.under("1.2.840.10008.1.2.4.53", bytes(40))),
+    ("unsupported-transfer-syntax", mk.under("1.2.840.113619.5.2", b"")),
+    ("undecodable", mk.under(JPEG2000Lossless, bytes(960))),
+    ("truncated", only(5, put(PixelData=bytes(20)))),
+    ("too-few-slices", drop(*range(5, 12))),
+    ("too-large", then(mk.rle, put(Rows=65535, Columns=65535))),
+]
 CT: dict[str, tuple] = {
     "a good series": (Right(), mk.series()),
     "nothing at all": ("no-image", lambda folder: folder / "nowhere"),
@@ -209,7 +182,7 @@ CT: dict[str, tuple] = {
     "NIfTI without its voxels, packed": ("unreadable", mk.nifti_header((900, 900, 900), name="v.nii.gz")),
     "NIfTI whose voxels begin far behind": ("unreadable", mk.nifti_header(offset=2e9)),
     "NIfTI whose voxels begin far behind, packed": ("unreadable", mk.nifti_header(offset=1e5, name="v.nii.gz")),
-    **{f"{why} {n}": (why, mk.series(edit)) for why, edits in HEADERS.items() for n, edit in enumerate(edits)},
+    **{f"{why} {n}": (why, mk.series(edit)) for n, (why, edit) in enumerate(EDITS)},
 }  # fmt: skip
 
 

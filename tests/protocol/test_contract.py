@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_up import CONTRACT as MADE_UP
 from made_up import ROWS
-from tables import leaves
+from tables import cases, leaves
 
 from fedtar_flare.core.errors import ConfigError, ExchangeError
 from fedtar_flare.protocol.contract import NUMBER_KINDS, Field, Group, Task
@@ -128,25 +128,14 @@ def test_an_honest_reply_of_every_kind_passes():
         check_reply(MADE_UP, "other", learn())
 
 
-REPLIES = {  # by what the refusal says
-    "lacks the field 'n'": [learn(numbers={})],
-    "unknown field 'other'": [learn(numbers={"n": 2, "other": 1.0})],
-    "unknown field 'mode'": [learn(numbers={"n": 2, "mode": 1.0})],
-    "unknown field 'n'": [learn(payload={"n": 2})],
-    "within 1 to 100": [learn(numbers={"n": 1000})],
-    "of method '": [learn(method="fedtar"), learn(method="")],
-    "reason": [learn(reason="x" * 600)],
-    "plugin": [learn(plugin="0.1.0 of Anna"), learn(plugin=17)],
-    "more than its reason": [Reply(ERROR, 1, 1, "no", {"n": 1}), Reply(ERROR, 1, 1, "no", {}, {"mode": "x"})],
-    "seconds": [Reply(ERROR, 1, 1, "no", {"seconds": -1.0})],
-}
+REPLIES = cases(__file__, "replies.yaml") | {"reason": [{"reason": "x" * 600}]}
 
 
 @pytest.mark.parametrize("word", REPLIES)
 def test_a_reply_that_is_not_described_is_refused(word):
-    for reply in REPLIES[word]:
+    for changes in REPLIES[word]:
         with pytest.raises(ExchangeError, match=word):
-            check_reply(MADE_UP, "learn", reply)
+            check_reply(MADE_UP, "learn", learn(**changes))
 
 
 DOWN = {A: (2, 3), B: (3, 2), "bank.features": (9, 3), "module.a": (5, 2, 2)}

@@ -7,6 +7,7 @@ import pytest
 from command import failing, passing
 from kits import make_kit
 from nvflare.lighter import utils as flare
+from tables import cases
 
 from fedtar_flare.core.files import hashes
 from fedtar_flare.provision.renewal import renew
@@ -50,20 +51,9 @@ def whole(kit):
     return {folder: hashes(kit / folder) for folder in ("startup", "local")}
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"who": flare.Identity("hospital-b", "hub")}, "is of O=hub,CN=hospital-b, this kit of O=hub,CN=hospital-a"),
-        ({"who": flare.Identity("hospital-a", "other")}, "is of O=other,CN=hospital-a"),
-        ({"who": flare.Identity("hospital-a", "hub", "lead")}, "=lead,O=hub,CN=hospital-a"),
-        ({"root": 3}, "not signed by this kit's root"),
-        ({"days": 9}, "no later than the one"),
-        ({"begins": 1}, "not now"),
-        ({"days": -1, "begins": -9}, "not now"),
-        ({"key": 3}, "is not the key of the certificate"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("change", "reason"), cases(__file__, "renewal.yaml"))
 def test_a_certificate_that_is_not_the_kit_s_own_is_refused_with_the_reason(place, signed, change, reason):
+    change |= {"who": flare.Identity(*change["who"])} if "who" in change else {}
     kit, new = place("kit", signed(key=1, days=9), 1), place("new", signed(**change), 2)
     before = whole(kit)
     assert reason in failing("renew", new, "--kit", kit)

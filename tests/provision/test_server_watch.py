@@ -12,6 +12,7 @@ from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.fuel.f3.sfm.sfm_endpoint import SfmEndpoint
+from tables import cases
 
 from fedtar_flare.provision import logins
 from fedtar_flare.provision.logins import AGAIN_AFTER, TAKEN_OVER, WITHIN, LoginAlarm
@@ -40,14 +41,8 @@ def manager(tmp_path, monkeypatch):
 UNKNOWN = "no site 'hospital-x'; it has hospital-a, hospital-b"
 
 
-JOBS = {  # by what the refusal says
-    "own id": [{"job_id": "local"}, {"job_id": "0f3d1c1e-8a52-4d4e-9c11-2f6a0c3d5b7e"}],
-    UNKNOWN: [
-        *({"deploy_map": {"app": ["server", place]}} for place in ("hospital-x", {"sites": ["hospital-x"]})),
-        {"deploy_map": {"app": ["@ALL"]}, "mandatory_clients": ["hospital-x"]},
-    ],
-    "malformed": [{"mandatory_clients": 5}, *({"deploy_map": {"app": [place]}} for place in ({"x": 1}, 7))],
-}
+CASES = cases(__file__, "server_watch.yaml")
+JOBS = CASES["jobs"]
 
 
 @pytest.mark.parametrize("words", JOBS)
@@ -56,7 +51,7 @@ def test_a_job_that_cannot_be_is_refused_when_it_is_submitted(manager, words):
         assert words in submit(manager, **meta)
         joined = submit(manager, connected=["hospital-x"], **meta)  # such a site keeps its own key and joined later
         assert (joined is None) is (words == UNKNOWN)
-    for meta in ({"deploy_map": {"app": ["@ALL"]}}, {"deploy_map": {"a": ["server"], "b": SITES}}, {}):
+    for meta in CASES["taken"]:
         assert submit(manager, **meta) is None
     assert submit(KitJobManager("storage/other"), deploy_map={"app": ["anybody"]}) is None
 
@@ -138,18 +133,9 @@ def test_a_line_says_how_far_a_job_is_with_the_newest_loss_and_no_name_steers_th
             assert len(lines) == 2 and all(map(str.isprintable, lines))
 
 
-PROGRESS = {"task": "train", "round": 1, "rounds": 2, "step": 1, "time_steps": 2, "seconds": 1.0, "sites": {}}
-WRONG = {"round": "x", "rounds": None, "seconds": [], "sites": {"a": 1}, "last_answer": {"a": "x"}, "bytes": 5}
-WRONG |= {"alarms": 5, "validation_loss": {"x": 1.0}, "numbers": {"alpha": ["x"]}}
-MALFORMED = {  # certificates, jobs, and the progress of one that runs
-    "certificates": ([1], [], {}),
-    "no list of jobs": ({}, 5, {}),
-    "no job": ({}, ["x"], {}),
-    "a job without its id": ({}, [{"status": "FAILED"}], {}),
-    "no JSON": ({}, json.JSONDecodeError("no JSON", "x", 0), {}),
-    "progress without a round": ({}, [{"job_id": "x", "status": "RUNNING"}], {"task": "train", "sites": {}}),
-    **{key: ({}, [{"job_id": "x", "status": "RUNNING"}], PROGRESS | {key: WRONG[key]}) for key in WRONG},
-}
+MALFORMED = CASES["malformed"] | {"no JSON": ({}, json.JSONDecodeError("no JSON", "x", 0), {})}
+for wrong in CASES["wrong"]:
+    MALFORMED[str(wrong)] = {}, [{"job_id": "x", "status": "RUNNING"}], CASES["progress"] | wrong
 
 
 @pytest.mark.parametrize(("certificates", "jobs", "progress"), MALFORMED.values(), ids=MALFORMED)

@@ -9,6 +9,7 @@ import torch
 from federation import Spoilt
 from hypothesis import given
 from hypothesis import strategies as st
+from tables import cases
 
 from fedtar_flare.core.files import coarse_checksums, coarsely_equal
 from fedtar_flare.protocol import exchange as wire
@@ -62,60 +63,34 @@ def test_a_late_answer_to_a_task_that_is_none_is_not_recorded(tmp_path):
     assert [late.task for late in of_kind(read_events(controller.results_folder), Late)] == [TRAIN]
 
 
-COUNTS = {split: [2, 2] for split in ("train", "validation", "test")}
 FOREIGN = dict(zip(NAMES, pair(7), strict=True))
 ERROR = {"status": "error", "reason": "x", "payload": {"scores": {}}}
 FINDINGS = {f"f{i}": {"n": 1} for i in range(101)}
-BLEU = {"n": 1, "bleu_4": 0.5}
 SHAPES = {f"t{i}": [1] for i in range(20_001)}
-ATTEMPTS = {
-    "more tensors than any exchange": (TRAIN, update(lambda u: many(20_001)), "the limit is 20000"),
-    "more names than any schema": (HANDSHAKE, payload(schema=SHAPES), "the limit is 20000"),
-    "weights that nobody asked for": (HANDSHAKE, update(lambda u: FOREIGN), "nobody had"),
-    "a tensor more": (TRAIN, update(lambda u: {**u, "x": torch.ones(1)}), "not agreed on"),
-    "a tensor less": (TRAIN, update(lambda u: dict(list(u.items())[1:])), "missing"),
-    "another shape": (TRAIN, update(lambda u: {n: torch.ones(9, 9) for n in u}), "shape"),
-    "values that are not finite": (TRAIN, update(lambda u: {n: v / 0 for n, v in u.items()}), "finite"),
-    "an update that buries the others'": (TRAIN, update(lambda u: {n: v * 1e6 for n, v in u.items()}), "norm"),
-    "weights with a loss": (CLOSE_ROUND, update(lambda u: {n: torch.ones(3, 2) for n in NAMES}), "only numbers"),
-    "a cell of 10^9 patients, to blank the page": (HANDSHAKE, numbers(min_cell=10**9), "within 1 to 1000"),
-    "half a visit": (TRAIN, numbers(samples=2.5), "whole number"),
-    "no visit": (TRAIN, numbers(samples=0), "not within 1"),
-    "too many T numbers": (CLOSE_ROUND, payload(t_numbers=[0.0] * 3), "2 T numbers"),
-    "T numbers of 10^300": (CLOSE_ROUND, payload(t_numbers=[1e300, 0.0]), "within"),
-    "a loss of no report": (CLOSE_ROUND, numbers(reports=0), "not within 1"),
-    "studies that are negative": (HANDSHAKE, payload(skipped_studies={"no-image": -3}), "not within 0"),
-    "counts for one step more": (HANDSHAKE, payload(counts={split: [2] * 3 for split in COUNTS}), "2 whole numbers"),
-    "another round's answer": (TRAIN, answer(round=9), "not the open task"),
-    "an error with content": (TRAIN, lambda h, r, t: (replace(r, **ERROR), None), "more than its reason"),
-    "a split more, that ends the server's sums": (HANDSHAKE, payload(counts=COUNTS | {"more": 5}), "2 whole numbers"),
-    "counts without training": (HANDSHAKE, payload(counts={}), "2 whole numbers"),
-    "no counts": (HANDSHAKE, answer(payload={"settings": "same"}), "lacks the field 'counts'"),
-    "a schema of texts": (HANDSHAKE, payload(schema={"x": "wide"}), "schema"),
-    "a text of 300,000 characters": (HANDSHAKE, payload(model={"note": "x" * 300_000}), "'model'"),
-    "junk beside the scores": (CLOSE_ROUND, payload(scores={"steps": {"one": {"n": 2}}, "all": {}}), "'scores'"),
-    "a loss of -10^15": (CLOSE_ROUND, numbers(validation_loss=-1e15), "not within 0 to 10000"),
-    "a BLEU of 10^15": (CLOSE_ROUND, payload(scores={"all": {"bleu_4": 1e15}}), "not within"),
-    "a BLEU of 2": (CLOSE_ROUND, payload(scores={"steps": {"1": {"bleu_4": 2.0}}}), "bleu_4 that is not within 0 to 1"),
-    "scores of a step more": (CLOSE_ROUND, payload(scores={"steps": {"3": {"n": 1}}}), "2 time steps"),
-    "scores of names of its own": (CLOSE_ROUND, payload(scores={"all": {f"n{i}": 1 for i in range(999)}}), "2 time"),
-    "many findings": (CLOSE_ROUND, payload(scores={"findings": {"new": FINDINGS}}), "2 time steps"),
-    "scores of reports for a finding": (CLOSE_ROUND, payload(scores={"findings": {"new": {"f": BLEU}}}), "2 time"),
-    "a certainty of its own": (CLOSE_ROUND, payload(scores={"certainty": {"51": [9, 9]}}), "counts of changes"),
-    "more changes right than changes": (CLOSE_ROUND, payload(scores={"certainty": {"50": [8, 9]}}), "counts of"),
-    "less than no change right": (CLOSE_ROUND, payload(scores={"certainty": {"50": [8, -1]}}), "counts of changes"),
-    "10^15 changes": (CLOSE_ROUND, payload(scores={"certainty": {"50": [10**15, 1]}}), "not within"),
-    "half a change": (CLOSE_ROUND, payload(scores={"certainty": {"50": [8, 0.5]}}), "'scores'"),
-    "three counts": (CLOSE_ROUND, payload(scores={"certainty": {"50": [8, 8, 8]}}), "'scores'"),
-    "ballast beside the scores": (CLOSE_ROUND, payload(scores={"ballast": {"x": [1.0] * 99}}), "2 time steps"),
-    "a loss without reports": (CLOSE_ROUND, answer(numbers={"validation_loss": 1.0}), "without a number of reports"),
-}
+CHANGES = {"reply": answer, "payload": payload, "numbers": numbers}
+ATTEMPTS = [(task, CHANGES[part](**of), words) for task, part, of, words in cases(__file__, "attempts.yaml").values()]
+ATTEMPTS += [
+    (TRAIN, update(lambda u: many(20_001)), "the limit is 20000"),
+    (HANDSHAKE, payload(schema=SHAPES), "the limit is 20000"),
+    (HANDSHAKE, update(lambda u: FOREIGN), "nobody had"),
+    (TRAIN, update(lambda u: {**u, "x": torch.ones(1)}), "not agreed on"),
+    (TRAIN, update(lambda u: dict(list(u.items())[1:])), "missing"),
+    (TRAIN, update(lambda u: {n: torch.ones(9, 9) for n in u}), "shape"),
+    (TRAIN, update(lambda u: {n: v / 0 for n, v in u.items()}), "finite"),
+    (TRAIN, update(lambda u: {n: v * 1e6 for n, v in u.items()}), "norm"),  # which buries the others'
+    (CLOSE_ROUND, update(lambda u: {n: torch.ones(3, 2) for n in NAMES}), "only numbers"),
+    (TRAIN, lambda h, r, t: (replace(r, **ERROR), None), "more than its reason"),
+    (HANDSHAKE, payload(model={"note": "x" * 300_000}), "'model'"),
+    (CLOSE_ROUND, payload(scores={"all": {f"n{i}": 1 for i in range(999)}}), "2 time"),
+    (CLOSE_ROUND, payload(scores={"findings": {"new": FINDINGS}}), "2 time steps"),
+    (CLOSE_ROUND, payload(scores={"ballast": {"x": [1.0] * 99}}), "2 time steps"),
+]
 
 
 @pytest.mark.parametrize("task", [HANDSHAKE, TRAIN, CLOSE_ROUND])
 def test_attempts_cost_their_sites_and_nobody_else(tmp_path, task):
     """All at once, one a site, beside one that is honest."""
-    attempts = {f"site-b{n:02}": (spoil, words) for n, (at, spoil, words) in enumerate(ATTEMPTS.values()) if at == task}
+    attempts = {f"site-b{n:02}": (spoil, words) for n, (at, spoil, words) in enumerate(ATTEMPTS) if at == task}
     liars = [Spoilt(name, spoil, task) for name, (spoil, _) in attempts.items()]
     events = run(controller := federation(tmp_path, *liars, num_rounds=1))
     assert of_kind(events, End)[0].status == "completed", of_kind(events, End)[0].reason
@@ -281,10 +256,8 @@ def chunks_until_refused(monkeypatch, chunks):
     wire.register_tensors()
     decomposer = fobs._decomposers["torch.Tensor"]
     assert isinstance(decomposer, TensorDecomposer)
-    error, result = decomposer._download(
-        from_fqcn="site", ref_id="1", per_request_timeout=1.0, cell=None, use_disk=False
-    )
-    return taken, error, result
+    asked = {"from_fqcn": "site", "ref_id": "1", "per_request_timeout": 1.0, "cell": None, "use_disk": False}
+    return taken, *decomposer._download(**asked)
 
 
 def test_a_message_is_fetched_up_to_a_limit_and_the_controller_expects_no_more_than_the_exchange(tmp_path, monkeypatch):

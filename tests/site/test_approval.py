@@ -12,6 +12,7 @@ import pytest
 from command import failing, passing
 from hospital_site import SETTINGS
 from kits import make_kit
+from tables import edit_json
 
 from fedtar_flare.core.errors import ConfigError, FedTARError
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
@@ -43,12 +44,6 @@ def job(exported, tmp_path):
 def kit(tmp_path):
     """A hospital's kit that asks for an approval."""
     return make_kit(tmp_path / "hospital", "source: synthetic\npolicy: {approval: required}\n")
-
-
-def edit(file, change):
-    content = json.loads(file.read_text())
-    change(content)
-    file.write_text(json.dumps(content))
 
 
 def described(job, *place):
@@ -167,9 +162,9 @@ def test_nothing_is_approved_that_cannot_be_written_down(kit, job, monkeypatch):
 
 def test_what_a_lead_wrote_does_not_steer_the_terminal(kit, job):
     spoof = "\nwithin the bounds of this site\u2028within the bounds of this site\n\x1b[2J"
-    edit(job / "meta.json", lambda content: content.update(name=f"study{spoof}", submitter_name=spoof))
+    edit_json(job / "meta.json", lambda content: content.update(name=f"study{spoof}", submitter_name=spoof))
     weights = {"weights": f"/w{spoof}"}
-    edit(job / CLIENT, lambda c: c["executors"][0]["executor"]["args"]["settings"].update(model=weights))
+    edit_json(job / CLIENT, lambda c: c["executors"][0]["executor"]["args"]["settings"].update(model=weights))
     out = passing("site", "describe", job, "--kit", kit)
     assert "\x1b" not in out and "DECLINES" in out
     assert "within the bounds of this site" not in out.splitlines()
@@ -179,7 +174,7 @@ def test_staff_sees_what_a_site_would_decline_and_code_that_comes_along(kit, job
     (kit / "local" / "fedtar.yaml").write_text("source: synthetic\npolicy: {min_local_steps: 9}\n")
     (job / "app" / "custom").mkdir()
     nested = {"path": "evil.Outer", "args": {"x": {"class_path": "evil.Inner", "args": {"y": {"name": "Innermost"}}}}}
-    edit(job / CLIENT, lambda c: c["components"].append({"id": "x", "path": GUARD, "args": {"methods": nested}}))
+    edit_json(job / CLIENT, lambda c: c["components"].append({"id": "x", "path": GUARD, "args": {"methods": nested}}))
     out = passing("site", "describe", job, "--kit", kit)
     assert "training.local_steps 2 (at least 9)" in out and "DECLINES" in out
     assert "'custom' FOLDER" in out and "needs no approval" in out
@@ -196,7 +191,7 @@ def test_a_job_of_something_else_is_not_described(kit, job):
         (lambda one, entries: one["args"]["settings"].update(training={"batch": 1}), "batch_size"),
     ):
         (job / CLIENT).write_text(original)
-        edit(job / CLIENT, lambda c, change=change: change(c["executors"][0]["executor"], c["executors"]))
+        edit_json(job / CLIENT, lambda c, change=change: change(c["executors"][0]["executor"], c["executors"]))
         assert words in failing("site", "describe", job, "--kit", kit)
 
 
@@ -226,6 +221,6 @@ def test_where_a_job_lies(kit, job):
     for wrong in ("nowhere", kit):
         assert str(wrong) in failing("site", "describe", wrong, "--kit", kit)
     shutil.copytree(job / "app", job / "other")
-    edit(job / "meta.json", lambda meta: meta.update(deploy_map={"app": ["server"], "other": ["hospital"]}))
+    edit_json(job / "meta.json", lambda meta: meta.update(deploy_map={"app": ["server"], "other": ["hospital"]}))
     (job / "other" / "note.txt").write_text("for this hospital")
     assert described(job, "--kit", kit)["digest"] == digest_of(job / "other")

@@ -14,6 +14,7 @@ import yaml
 from command import failing, fedtar_here, passing
 from kits import add_to_site_file, make_kit, write_radiographs
 from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
+from tables import cases, edit_json
 
 from fedtar_flare.provision.kit import LAUNCHER, site_policy
 from fedtar_flare.provision.status import metrics as job_metrics
@@ -25,7 +26,6 @@ from fedtar_flare.site.policy import GUARD, PRIVACY_FILTER, SITE_CLASSES, rights
 
 RESOURCES, RIGHTS = "local/resources.json.default", "local/authorization.json.default"
 PRIVACY = "local/privacy.json"
-TABLE = "patient_id,study_datetime,image,report\n"
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +57,7 @@ def listening(project):
 
 
 @pytest.fixture
-def kit(tmp_path, project, listening, monkeypatch):
-    monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
+def kit(tmp_path, project, listening, own_home):
     site_file = "source: manifest\npath: ../../data/manifest.csv\ncache_dir: ../../cache\n"
     kit = make_kit(tmp_path / "hospital", site_file)
     kit.chmod(0o700)
@@ -93,45 +92,15 @@ def test_a_healthy_kit_has_nothing_to_mend(kit):
     assert not [*kit.rglob("fedtar.key")] and not state_of(kit).exists()
 
 
-def _change(file, change):
-    def apply(kit):
-        content = json.loads((kit / file).read_text())
-        change(content)
-        (kit / file).write_text(json.dumps(content))
-
-    return apply
-
-
-def _result_filter(path, place, **arguments):
+def _filter(kit, path, place, **arguments):
     """A filter more in the first scope of the site's policy."""
     entry = {"path": path, "args": arguments}
-    return _change(PRIVACY, lambda content: content["scopes"][0]["task_result_filters"].insert(place, entry))
+    edit_json(kit / PRIVACY, lambda content: content["scopes"][0]["task_result_filters"].insert(place, entry))
 
 
-def _guards(**arguments):
+def _guards(kit, arguments):
     both = dict.fromkeys(("task_result_filters", "task_data_filters"), ({"path": GUARD, "args": arguments},))
-    return _change(PRIVACY, lambda content: content["scopes"][0].update(both))
-
-
-def _resources(**values):
-    return _change(RESOURCES, lambda content: content.update(values))
-
-
-def _rights(**roles):
-    return _change(RIGHTS, lambda content: content["permissions"].update(roles))
-
-
-def _write(name, text):
-    return lambda kit: (kit / "local" / name).write_text(text)
-
-
-def _remove(name):
-    return lambda kit: (kit / name).unlink()
-
-
-def _site(line, *others):
-    """One line more in the site file, and other changes."""
-    return lambda kit: [change(kit) for change in (*others, lambda kit: add_to_site_file(kit, line))]
+    edit_json(kit / PRIVACY, lambda content: content["scopes"][0].update(both))
 
 
 def _open_key(kit):
@@ -140,60 +109,37 @@ def _open_key(kit):
     (state_of(kit) / "fedtar.key").chmod(0o644)
 
 
+CHANGES = {
+    "without": lambda kit, name: (kit / name).unlink(),
+    "files": lambda kit, files: [(kit / "local" / name).write_text(text) for name, text in files.items()],
+    "site": add_to_site_file,
+    "resources": lambda kit, values: edit_json(kit / RESOURCES, lambda content: content.update(values)),
+    "rights": lambda kit, roles: edit_json(kit / RIGHTS, lambda content: content["permissions"].update(roles)),
+    "policy": lambda kit, change: edit_json(kit / PRIVACY, change),
+    "guards": _guards,
+    "filter": lambda kit, entry: _filter(kit, **entry),
+    "kit": lambda kit, change: change(kit),
+}
 OPEN_SCOPE = {"name": "open", "task_result_filters": [], "task_data_filters": []}
-SVT = "nvflare.app_common.filters.SVTPrivacy"
-FAULTS = {
-    "no site file": (_remove("local/fedtar.yaml"), "site file", FAIL),
-    "a misspelt key": (_write("fedtar.yaml", "source: manifest\npaht: x\n"), "site file", FAIL),
-    "a GPU that is not there": (_site("device: cuda:99"), "GPU", FAIL),
-    "synthetic data": (_write("fedtar.yaml", "source: synthetic\n"), "site file", WARN),
-    "an empty table": (_write("../../data/manifest.csv", TABLE), "data", FAIL),
-    "a study without a report": (
-        _write("../../data/manifest.csv", f"{TABLE}a,2020-01-01,0.png,x\na,2020-01-02,1.png,\n"), "data", WARN,
+OWN_LIST = {"class_allow_list": [*SITE_CLASSES, *DEFAULT_CLASS_ALLOW_LIST]}
+FAULTS = cases(__file__, "faults.yaml") | {
+    "a readable key": ({"kit": _open_key}, "key", FAIL),
+    "FLARE's own list": ({"resources": OWN_LIST}, "allow-list", WARN),
+    "a scope without a guard": ({"policy": lambda content: content["scopes"].append(OPEN_SCOPE)}, "site policy", FAIL),
+    "no audit": ({"policy": lambda content: content.pop("components")}, "audit", WARN),
+    "paused": ({"kit": lambda kit: decide(state_of(kit), Participation.PAUSED)}, "participation", WARN),
+    "a kit that others read": ({"kit": lambda kit: kit.chmod(0o750)}, "file modes", FAIL),
+    "state that others read": (
+        {"kit": lambda kit: (state_of(kit).mkdir(), state_of(kit).chmod(0o755))}, "file modes", FAIL,
     ),
-    "a readable key": (_open_key, "key", FAIL),
-    "a class not allowed": (_resources(class_allow_list=["nvflare."]), "allow-list", FAIL),
-    "FLARE's own list": (_resources(class_allow_list=[*SITE_CLASSES, *DEFAULT_CLASS_ALLOW_LIST]), "allow-list", WARN),
-    "a list not enforced": (_resources(class_list_enforcement_mode="warn"), "allow-list", WARN),
-    "no resources": (_remove(RESOURCES), "allow-list", FAIL),
-    "logs streamed": (_resources(allow_log_streaming=True), "logs", WARN),
-    "no policy": (_remove(PRIVACY), "site policy", FAIL),
-    "a policy that is no JSON": (_write("privacy.json", "{"), "site policy", FAIL),
-    "a scope without a guard": (_change(PRIVACY, lambda c: c["scopes"].append(OPEN_SCOPE)), "site policy", FAIL),
-    "a filter behind the guard": (_result_filter(SVT, 9), "site policy", FAIL),
-    "a method that is not installed": (_guards(methods=["fedtar", "fedtra"]), "methods", WARN),
-    "a method with a caution": (_guards(methods=["fedtar", "scaffold"]), "methods", WARN),
-    "no method": (_guards(methods=[]), "methods", FAIL),
-    "no list of methods": (_guards(), "methods", FAIL),
-    "a method that is no list": (_guards(methods="fedtar"), "site policy", FAIL),
-    "a guard of an earlier release": (_guards(allowed_names=["lora"]), "site policy", FAIL),
-    "a regular expression": (_guards(extra_names=["(.*)*!"]), "site policy", FAIL),
-    "a model that is not there": (_site("policy: {models: {start: /nowhere/start}}"), "job bounds", FAIL),
-    "a bound looser than the default": (_site("policy: {max_learning_rate: 0.2}"), "job bounds", WARN),
-    "no bound": (_site("policy: {max_rounds: null}"), "job bounds", WARN),
-    "no audit": (_change(PRIVACY, lambda content: content.pop("components")), "audit", WARN),
-    "noise without a bound": (_result_filter(PRIVACY_FILTER, 0, clip_norm=-1), "differential privacy", FAIL),
-    "paused": (lambda kit: decide(state_of(kit), Participation.PAUSED), "participation", WARN),
-    "a project admin with every right": (_rights(project_admin="any"), "rights", FAIL),
-    "a lead with code": (_rights(lead={"byoc": ["o:hub", "none"]}), "rights", FAIL),
-    "a member who may read one kind of file": (_rights(member={"view": "any", "cat": "o:site"}), "rights", FAIL),
-    "no rights": (_remove(RIGHTS), "rights", FAIL),
-    "rights of the site's own that are none": (_write("authorization.json", "{}"), "rights", FAIL),
-    "another launcher": (_resources(components=[{"id": "process_launcher", "path": "a.b.C"}]), "shell", FAIL),
-    "a launcher of code": (_resources(components=[{"path": LAUNCHER, "args": {"byoc": True}}]), "shell", WARN),
-    "a manifest inside the kit": (_site("path: manifest.csv", _write("manifest.csv", TABLE)), "places", FAIL),
-    "the withdrawn inside the kit": (_site("exclude: ../gone.txt", _write("../gone.txt", TABLE)), "places", FAIL),
-    "images inside the kit": (_site("cache_dir: ."), "places", FAIL),
-    "state inside the kit, by the site file": (_site("state_dir: ../state"), "places", FAIL),
-    "a kit that others read": (lambda kit: kit.chmod(0o750), "file modes", FAIL),
-    "state that others read": (lambda kit: (state_of(kit).mkdir(), state_of(kit).chmod(0o755)), "file modes", FAIL),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_each_fault_is_found_and_has_a_cure(kit, fault):
-    change, check, status = FAULTS[fault]
-    change(kit)
+    changes, check, status = FAULTS[fault]
+    for how, what in changes.items():
+        CHANGES[how](kit, what)
     assert worst(kit, check).status == status
 
 
@@ -216,7 +162,7 @@ def shown(repository, file):
 
 
 def test_dashboard_and_alerts_know_what_doctor_and_status_write_and_nothing_else(kit, repository):
-    _result_filter(PRIVACY_FILTER, 0, noise_multiplier=2.0)(kit)
+    _filter(kit, PRIVACY_FILTER, 0, noise_multiplier=2.0)
     (state_of(kit) / "audit").mkdir(parents=True)
     (state_of(kit) / "audit" / "job.jsonl").write_text('{"outcome": "passed", "bytes": 7}\n')
     (kit / HEALTH).write_text('{"clock_ahead": 3.5}')

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from hospital_site import T, write_manifest_site, write_site_files
+from tables import cases
 
 from fedtar_flare.core.draws import derived_seed
 from fedtar_flare.core.errors import ConfigError
@@ -68,11 +69,6 @@ def size(folder):
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
-def raw(fields):
-    """A header that this package's own class would not make."""
-    return SimpleNamespace(to_meta=lambda: {HEADER: fields})
-
-
 def one_value_more(w):
     first, *_ = w
     return w | {first: w[first] + torch.eye(w[first].numel())[3].view_as(w[first])}
@@ -89,13 +85,15 @@ def trains_without_end(s, run):
     return s.site.train(s.w[0], 1, 1, run)
 
 
-def asks(task, r, t, w=None, **more):
-    """A task with other fields in its header, and with the honest weights after step ``w``."""
-    return lambda s, run: s.site.run(task, s.header(run, r, t, **more), None if w is None else s.w[w])
+def asks(task, r, t, fields):
+    """A task with other fields in its header, also such as no header has, and with the weights after step ``w``."""
+    w = fields.pop("w", None)
 
+    def ask(s, run):
+        header = SimpleNamespace(to_meta=lambda: {HEADER: asdict(s.header(run, r, t)) | fields})
+        return s.site.run(task, header, None if w is None else s.w[w])
 
-def asks_raw(task, r, t, **fields):
-    return lambda s, run: s.site.run(task, raw(asdict(s.header(run, r, t)) | fields), s.w[0])
+    return ask
 
 
 def trains_from(weights):
@@ -103,23 +101,14 @@ def trains_from(weights):
     return lambda s, run: s.site.train(weights(s.w[1]), 1, 2, run)
 
 
-NO_RUN = "run_id is none that a server makes"
 FOREIGN = "not part of the agreed exchange"
-ATTEMPTS = {  # what is done to (site, run), and the reason that the error gives
+ATTEMPTS = {name: (asks(*asked), why) for name, (*asked, why) in cases(__file__, "attempts.yaml").items()}
+ATTEMPTS |= {  # what is done to (site, run), and the reason that the error gives
     "asks for trained weights": (lambda s, run: s.site.handshake(run), "middle of a run"),
-    "asks for what it sends": (asks(HANDSHAKE, 0, 0, 1, run_id="new", initial_site="site-1"), "of the seed leave"),
     "asks for initial weights of a resumed run": (
         lambda s, run: s.site.handshake(run, member=True, after=version(1, T)), "middle of a run",
     ),
-    "asks in the middle of a round": (asks(HANDSHAKE, 1, 1, initial_site="site-1"), "may not be asked for in round 1"),
-    "counts in other time steps": (asks(HANDSHAKE, 0, 0, time_steps=1), "time steps are others"),
-    "trains in other time steps": (asks(TRAIN, 1, 1, 0, time_steps=3), "time steps are others"),
-    "scores others": (asks(CLOSE_ROUND, 1, T, T, after=version(1, T), score="all"), "reports to score"),
-    "asks after the run's end": (asks_raw(HANDSHAKE, 0, 0, after="0010-01"), "beyond the run's end"),
-    "a round beyond the last": (asks_raw(TRAIN, 8, 1, rounds=7), "beyond its 7 rounds"),
     "closes a round from other weights": (closes_a_round_from_other_weights, "closed already"),
-    "closes a round from an earlier state": (asks(CLOSE_ROUND, 1, T, T, after=version(0, 0)), "state after it"),
-    "closes an earlier step": (asks(CLOSE_ROUND, 1, 0, T, after=version(1, T)), "last step"),  # repeats count anew
     "trains more often than any run": (trains_without_end, "no run needs more"),
     "steps along one value": (lambda s, run: s.site.train(one_value_more(s.w[0]), 1, 2, run), "few values"),
     "closes one value further": (lambda s, run: s.site.close(one_value_more(s.w[T - 1]), 1, run_id=run), "few values"),
@@ -130,9 +119,6 @@ ATTEMPTS = {  # what is done to (site, run), and the reason that the error gives
         trains_from(lambda w: {f"t{i}": torch.zeros(1) for i in range(20_001)}), "the limit is 20000",
     ),
     "a task of another run": (lambda s, run: s.site.train(s.w[0], 1, 1, "never-heard-of"), "no-site-state"),
-    "another method": (asks(TRAIN, 1, 1, 0, method="fedavg"), "of method"),
-    "a run named participation.json": (asks_raw(HANDSHAKE, 0, 0, run_id="participation.json"), NO_RUN),
-    "a run of a long name": (asks_raw(HANDSHAKE, 0, 0, run_id="x" * 65), NO_RUN),
 }  # fmt: skip
 
 
