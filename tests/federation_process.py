@@ -34,6 +34,7 @@ BIN = Path(sys.executable).parent
 MARK = "FEDTAR_TEST_FEDERATION"
 POLL = 0.2
 SITES = ("hospital-a", "hospital-b")
+TRIAL = Path(__file__).parents[1] / "provisioning" / "project-localhost.yml"
 CLOCK = """
 import time
 now, now_ns = time.time, time.time_ns
@@ -101,14 +102,28 @@ def end_marked(mark: str) -> None:
     wait_for("all processes ended", end)
 
 
+@contextlib.contextmanager
+def restored(*files: Path) -> Iterator[list[str]]:
+    """The texts of files, which have them again at the end."""
+    texts = [file.read_text() for file in files]
+    try:
+        yield texts
+    finally:
+        for file, text in zip(files, texts, strict=True):
+            file.write_text(text)
+
+
 class Federation:
     """Server and sites of a project file, provisioned below ``folder`` with a free port.
 
-    The project's server must be ``localhost``; ``sites`` has the content of site files by client; ``home`` is the
-    folder of caches, its own by default.
+    The project's server must be ``localhost``; ``sites`` has the content of site files by client, two of phantoms by
+    default; ``home`` is the folder of caches, its own by default.
     """
 
-    def __init__(self, project: Path, folder: Path, sites: dict[str, str], home: Path | None = None):
+    def __init__(
+        self, folder: Path, home: Path | None = None, sites: dict[str, str] | None = None, project: Path = TRIAL
+    ):
+        sites = sites or dict.fromkeys(SITES, "source: synthetic\n")
         self.folder, self.mark, self.port = folder, uuid.uuid4().hex, free_port()
         content = yaml.safe_load(project.read_text())
         content["participants"] = [p for p in content["participants"] if p["type"] != "client" or p["name"] in sites]
@@ -126,8 +141,7 @@ class Federation:
             MARK: self.mark,
         }
         (folder / "home").mkdir(exist_ok=True)
-        done = self.command("provision", "-p", folder / "project.yml", "-w", folder / "ws", "--force")
-        assert done.returncode == 0, done.stdout + done.stderr
+        self.provision()
         self.kits = folder / "ws" / content["name"] / "prod_00"
         self.server, self.sites = self.kits / "localhost", {name: self.kits / name for name in sites}
         for name, text in sites.items():
@@ -136,7 +150,7 @@ class Federation:
 
     # ------------------------------------------------------------------ processes
     def start(self, *names: str, change: str = "") -> None:
-        """Start kits by name and wait until their sites are registered.
+        """Start kits by name, or by place, and wait until their sites are registered.
 
         The server goes on listing a site that was killed, so a site's own word counts: a registration after this start.
         The kits' Python processes first run the program ``change``.
@@ -232,13 +246,17 @@ class Federation:
             yield self
 
     # ------------------------------------------------------------------ administration
-    def command(self, *arguments: object, timeout: float = 600) -> subprocess.CompletedProcess[str]:
-        """One ``nvflare`` command."""
-        return self.run(str(BIN / "nvflare"), *arguments, timeout=timeout)
+    def command(self, *arguments: object, fails: str = "") -> str:
+        """What one ``nvflare`` command prints, which has to succeed, or to fail with these words."""
+        command, own = [str(BIN / "nvflare"), *map(str, arguments)], {"env": self.environment, "cwd": self.folder}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, **own)
+        said = done.stdout + done.stderr
+        assert bool(done.returncode) is bool(fails) and fails in said, said
+        return done.stdout
 
-    def run(self, *arguments: object, timeout: float = 600, **kwargs: Any) -> subprocess.CompletedProcess[str]:
-        kwargs |= {"env": self.environment, "cwd": self.folder, "capture_output": True, "text": True}
-        return subprocess.run([str(a) for a in arguments], timeout=timeout, **kwargs)
+    def provision(self) -> None:
+        """Make the kits of the project file as it is now; all but the first time, in a folder of their own."""
+        self.command("provision", "-p", self.folder / "project.yml", "-w", self.folder / "ws", "--force")
 
     def session(self, user: str = "admin@hub.org") -> Session:
         """FLARE's own admin session, over mTLS."""

@@ -3,15 +3,13 @@
 from pathlib import Path
 
 import pytest
-from federation_process import SITES, Federation, recipe
+from federation_process import Federation, recipe
 
 
 @pytest.fixture(scope="session")
-def federation(tmp_path_factory, repository, home):
+def federation(tmp_path_factory, home):
     """A server and two sites, up and registered."""
-    folder = tmp_path_factory.mktemp("federation")
-    sites = dict.fromkeys(SITES, "source: synthetic\n")
-    with Federation(repository / "provisioning" / "project-localhost.yml", folder, sites, home).running() as federation:
+    with Federation(tmp_path_factory.mktemp("federation"), home).running() as federation:
         yield federation
 
 

@@ -2,18 +2,18 @@
 
 import json
 import re
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import yaml
+from command import run
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.fuel.common.exit_codes import ProcessExitCode
 from nvflare.fuel.utils.component_builder import ComponentBuilder
-from test_kits import BIN, provision
+from test_kits import provision
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.provision import kit as kits
@@ -40,9 +40,9 @@ def prepared(kit, folder, runtime):
     """The kit for that runtime, as provisioning/README.md says: FLARE's tool, then ours."""
     (folder / "config.yml").write_text(yaml.safe_dump({"runtime": runtime} | RUNTIMES[runtime]))
     out = folder / kit.name
-    tool = [BIN / "nvflare", "deploy", "prepare", kit, "--output", out, "--config", folder / "config.yml"]
-    done = subprocess.run([*map(str, tool)], capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, done.stdout + done.stderr
+    tool = ("nvflare", "deploy", "prepare", kit, "--output", out, "--config", folder / "config.yml")
+    code, *said = run(*tool, timeout=600)
+    assert code == 0, said
     kits.complete_kit(out)
     return out
 

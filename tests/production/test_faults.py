@@ -7,11 +7,10 @@ from html import unescape
 import pytest
 from command import fedtar, fedtar_here, passing
 from federation_process import CLOCK, RELEASE, SITES, recipe, wait_for
-from killing import LEAD, LIMIT, LONG, all_gone, check_same, in_step, resume, round_1_is_whole, run_of, steps
+from killing import LEAD, LIMIT, LONG, all_gone, check_same, in_step, resume, round_1_is_whole, run_of
 
 from fedtar_flare.core.files import read_tensors
-from fedtar_flare.record.events import Start, Validation
-from fedtar_flare.record.log import of_kind, read_events
+from fedtar_flare.reporting.run import read_run
 from fedtar_flare.runtime.checkpoint import CheckpointFolder
 from fedtar_flare.site.context import state_of
 from fedtar_flare.site.doctor import diagnose
@@ -38,15 +37,15 @@ def quiet(federation, tmp_path_factory):
 
 def check_went_on_without(federation, identity, site):
     """The run is whole, the lost site is recorded as absent, and its time limit was waited out at most once."""
-    events = read_events(federation.completed(identity, 600))
-    assert [(event.round, event.step) for event in steps(events)] == [(1, 1), (1, 2), (2, 1), (2, 2)]
-    lost = [event.absent[site] for event in steps(events) if site in event.absent]
-    lost += [event.left_out[site] for event in of_kind(events, Validation) if site in event.left_out]
-    assert site in steps(events)[-1].absent and lost
+    record = read_run(federation.completed(identity, 600))
+    assert [(step.round, step.step) for step in record.steps] == [(1, 1), (1, 2), (2, 1), (2, 2)]
+    lost = [event.absent[site] for event in record.steps if site in event.absent]
+    lost += [event.left_out[site] for event in record.validations if site in event.left_out]
+    assert site in record.steps[-1].absent and lost
     waited = [reason for reason in lost if reason.startswith(("no answer within", "disconnected while"))]
     assert len(waited) <= 1, lost
     others = [name for name in SITES if name != site]
-    assert all(set(others) <= set(event.sites) for event in steps(events))
+    assert all(set(others) <= set(step.sites) for step in record.steps)
 
 
 def test_a_site_s_job_process_that_keeps_dying_leaves_the_job_to_the_others(federation, job):
@@ -92,7 +91,7 @@ def test_a_site_whose_clock_is_a_day_ahead_and_that_has_a_later_patch_release_ch
         tomorrow = f"{datetime.now().astimezone() + timedelta(days=1):%Y-%m-%d}"
         wait_for("its log is a day ahead", lambda: log.is_file() and tomorrow in log.read_text(errors="replace"))
         results = federation.completed(identity)
-        assert all(sorted(event.sites) == sorted(SITES) for event in steps(read_events(results)))
+        assert all(sorted(event.sites) == sorted(SITES) for event in read_run(results).steps)
         check_same(last(results), quiet)
         finding = next(f for f in diagnose(federation.sites["hospital-b"]) if f.check == "clock")
         assert finding.status == "WARN" and "ahead of the server's" in finding.text
@@ -133,7 +132,7 @@ def test_a_run_whose_job_ended_is_resumed_with_the_same_numbers(federation, job,
     results = federation.completed(resumed)
     kept = CheckpointFolder(federation.server / "fedtar_checkpoints" / identity).last()[0]
     assert kept.round == 1 and last(results).info["run_id"] == kept.info["run_id"]  # the same run, at the sites too
-    assert [(event.round, event.step) for event in steps(read_events(results))] == [(2, 1), (2, 2)]
+    assert [(event.round, event.step) for event in read_run(results).steps] == [(2, 1), (2, 2)]
     check_same(last(results), quiet)
     assert (results / "adapter" / "adapter_model.safetensors").is_file()
 
@@ -202,10 +201,9 @@ def test_a_hospital_of_another_minor_release_is_left_out_with_the_reason_until_i
         trains.resume()
         assert 'site="hospital-b"} 1' in (tmp_path / "status.prom").read_text()
         results = federation.completed(identity)
-        assert [[*event.sites] for event in steps(read_events(results))] == [["hospital-a"]] * 4
+        assert [[*event.sites] for event in read_run(results).steps] == [["hospital-a"]] * 4
         assert reason in unescape((results / "report.html").read_text())
     finally:
         federation.restart("hospital-b")
-    events = read_events(federation.completed(resume(federation, identity, "-r", 3)))
-    assert of_kind(events, Start)[0].sites == [*SITES]
-    assert [sorted(event.sites) for event in steps(events)] == [[*SITES]] * 2
+    record = read_run(federation.completed(resume(federation, identity, "-r", 3)))
+    assert record.start.sites == [*SITES] and [sorted(step.sites) for step in record.steps] == [[*SITES]] * 2

@@ -9,8 +9,7 @@ import yaml
 from command import fedtar_here, passing, run
 from federation_process import MARK, Federation, end_marked, free_port, wait_for
 
-from fedtar_flare.record.events import Start, Step
-from fedtar_flare.record.log import of_kind, read_events
+from fedtar_flare.reporting.run import read_run
 
 pytestmark = [pytest.mark.production, pytest.mark.timeout(1800)]
 TRIAL = Path("provisioning", "project-localhost.yml")
@@ -40,15 +39,14 @@ def test_the_trial_on_one_machine_runs_as_it_is_written(repository, tmp_path, ho
 
 def test_three_hospitals_come_one_at_a_time_to_a_running_server(repository, tmp_path, home, exported):
     everyone = {one["name"]: one for one in yaml.safe_load((repository / TRIAL).read_text())["participants"]}
-    hub = Federation(repository / TRIAL, tmp_path / "hub", {"hospital-a": "source: synthetic\n"}, home)
+    hub = Federation(tmp_path / "hub", home, {"hospital-a": "source: synthetic\n"})
     with hub.running() as federation:
         server, project = federation.site_processes("localhost"), federation.folder / "project.yml"
         for number, name in enumerate(("hospital-b", "hospital-c"), start=1):
             content = yaml.safe_load(project.read_text())
             content["participants"].append(everyone[name])
             project.write_text(yaml.safe_dump(content, sort_keys=False))
-            done = federation.command("provision", "-p", project, "-w", federation.kits.parents[1], "--force")
-            assert done.returncode == 0, done.stdout + done.stderr
+            federation.provision()
             kit = federation.sites[name] = federation.kits / name
             (federation.kits.parent / f"prod_{number:02}" / name).rename(kit)
             (kit / "local" / "fedtar.yaml").write_text("source: synthetic\n")
@@ -56,11 +54,10 @@ def test_three_hospitals_come_one_at_a_time_to_a_running_server(repository, tmp_
             federation.start(name)
             wait_for(f"{name} is ready", lambda kit=kit: fedtar_here("health", "--kit", kit)[0] == 0)
         job = exported(rounds=2, min_sites=3, temporal={"replay": "tested"}, data={"synthetic_patients": 24})
-        results = federation.completed(federation.submit(job))
+        record = read_run(federation.completed(federation.submit(job)))
         assert {*server} <= {*federation.site_processes("localhost")}, "it was not started again"
-        events = read_events(results)
-        assert sorted(of_kind(events, Start)[0].sites) == sorted(federation.sites)
-        first, second = (sum(site.samples for site in step.sites.values()) for step in of_kind(events, Step)[::2])
+        assert sorted(record.start.sites) == sorted(federation.sites)
+        first, second = (sum(site.samples for site in step.sites.values()) for step in record.steps[::2])
         assert first < second, "three sent T numbers, and no step was harmful: then all learn from all visits"
         for kit in federation.sites.values():
             assert "0 refused, 0 errors" in passing("audit", "--kit", kit)

@@ -1,16 +1,13 @@
 """What the provisioned kits hold; nothing is started here."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 import yaml
-from command import passing
+from command import passing, run
 from kits import make_kits
 from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 
@@ -24,7 +21,6 @@ from fedtar_flare.site.policy import GUARD, SERVER_CLASSES, SITE_CLASSES, allowe
 
 pytestmark = pytest.mark.production
 
-BIN = Path(sys.executable).parent
 PROJECTS = ("project.yml", "project-relay.yml", "project-localhost.yml")
 HEAD = "diagnosis.head.*"
 """What the trial's kits let pass beyond the contracts."""
@@ -112,9 +108,8 @@ def test_a_hospital_that_keeps_its_own_key_gets_the_same_kit(provisioned, tmp_pa
     (hub := tmp_path / "hub").mkdir()
 
     def nvflare(folder, *arguments):
-        command, env = [str(BIN / "nvflare"), *map(str, arguments)], {**os.environ, "HOME": str(tmp_path)}
-        done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=600)
-        assert done.returncode == 0, done.stdout + done.stderr
+        code, out, err = run("nvflare", *arguments, timeout=600, cwd=folder, HOME=str(tmp_path))
+        assert code == 0, out + err
 
     nvflare(hub, "cert", "init", "--profile", files / "profile.yml", "-o", "ca")
     nvflare(hospital, "cert", "request", "-p", files / "hospital.yml")
@@ -146,15 +141,14 @@ def test_flare_s_own_kit_is_completed_by_the_command(provisioned, tmp_path, repo
     (tmp_path / "plain.yml").write_text(yaml.safe_dump(project))
     place = provision(tmp_path / "plain.yml", tmp_path / "ws")
     for name in ("localhost", "hospital-a"):
-        command = [sys.executable, "-m", "fedtar_flare.provision.kit", str(place / name)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-        assert done.returncode == 0, done.stderr
+        code, out, err = run("python", "-m", "fedtar_flare.provision.kit", place / name, timeout=600)
+        assert code == 0, err
         ours = provisioned["project-localhost.yml"] / name / "local"
         pairs = [(f"{what}.json", f"{what}.json.default") for what in ("resources", "authorization", "log_config")]
         pairs += [("privacy.json", "privacy.json")] * (name != "localhost")
-        assert {str(place / name / "local" / written) for written, _ in pairs} <= set(done.stdout.split())
+        assert {str(place / name / "local" / written) for written, _ in pairs} <= set(out.split())
         if name == "localhost":
-            assert str(place / name / "startup" / "sub_start.sh") in done.stdout.split()
+            assert str(place / name / "startup" / "sub_start.sh") in out.split()
         for written, made in pairs:
             content = json.loads((ours / made).read_text())
             for scope in content.get("scopes", ()):  # so is what the trial lets pass

@@ -7,11 +7,12 @@ from functools import partial
 import pytest
 import torch
 from command import passing
-from federation_process import SITES, wait_for
+from federation_process import SITES, restored, wait_for
 from killing import LONG, kill_server_process, resume, round_1_is_whole, run_of, steps
 
 from fedtar_flare.core.files import read_json
 from fedtar_flare.data.cells import Timeline
+from fedtar_flare.provision.kit import site_policy
 from fedtar_flare.record.events import Start, Step
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.runtime.checkpoint import CheckpointFolder
@@ -62,13 +63,9 @@ def test_a_run_of_fedkei_killed_at_probe_and_adapt_and_at_a_site_ends_with_the_s
 def without_fedavg(federation):
     """The policy of hospital-b allows FedTAR alone; calling it allows what it did before."""
     file = federation.sites["hospital-b"] / "local" / "privacy.json"
-    before = file.read_text()
-    policy = json.loads(before)
-    for filters in ("task_result_filters", "task_data_filters"):
-        policy["scopes"][0][filters][-1]["args"]["methods"] = ["fedtar"]
-    file.write_text(json.dumps(policy))
-    yield lambda: file.write_text(before)
-    file.write_text(before)
+    with restored(file) as (before,):
+        file.write_text(json.dumps(site_policy(["fedtar"])))
+        yield lambda: file.write_text(before)
 
 
 def test_fedavg_is_guarded_audited_and_resumed(federation, exported, without_fedavg):
@@ -102,22 +99,18 @@ def test_fedavg_is_guarded_audited_and_resumed(federation, exported, without_fed
 
 
 def test_hospitals_compare_their_candidates_over_mtls(federation, exported, home):
-    files = {name: kit / "local" / "fedtar.yaml" for name, kit in federation.sites.items()}
-    before = {name: file.read_text() for name, file in files.items()}
-    for name, file in files.items():
+    files = [kit / "local" / "fedtar.yaml" for kit in federation.sites.values()]
+    for name, file in zip(SITES, files, strict=True):
         cohort = synthetic_cohort(name, folder=home / "synthetic", patients=12, timeline=Timeline(2), seed=0)
         for candidate, kept in (("whole", 100), ("half", 3)):
             texts = [(s.visit.visit_id, ". ".join(s.visit.report.split(". ")[:kept])) for s in cohort.samples("test")]
             with (file.parent / f"{candidate}.csv").open("w", newline="") as opened:
                 csv.writer(opened).writerows([("study_id", "prediction"), *texts])
-        only = "  half: half.csv\n" if name == SITES[0] else ""
-        file.write_text(f"{before[name]}candidates:\n  whole: whole.csv\n{only}")
-    try:
+    with restored(*files) as texts:
+        for file, text, only in zip(files, texts, ("  half: half.csv\n", ""), strict=True):
+            file.write_text(f"{text}candidates:\n  whole: whole.csv\n{only}")
         evaluation = partial(MethodRecipe, "evaluate", evaluate={"candidates": {"whole": "", "half": "", "job": ""}})
         results = federation.completed(federation.submit(exported("evaluated", method=evaluation)))
-    finally:
-        for name, file in files.items():
-            file.write_text(before[name])
     scores = json.loads((results / "cross_val_results.json").read_text())
     assert {site: {*of} for site, of in scores.items()} == {
         SITES[0]: {"whole", "half", "job"},

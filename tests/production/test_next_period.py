@@ -5,15 +5,13 @@ import json
 import numpy as np
 import pytest
 from command import fedtar, fedtar_here, page_commands
-from federation_process import SITES, wait_for
+from federation_process import SITES, restored, wait_for
 from kits import whole
 from make_dicom import write_radiograph
 
 from fedtar_flare.core.files import PRIVATE, write_text
 from fedtar_flare.data.cells import SPLITS, Timeline, split_of
-from fedtar_flare.methods.fedtar.events import EVENTS, Alphas, Outer
-from fedtar_flare.record.events import SHARED, Evaluation, Start, Step
-from fedtar_flare.record.log import of_kind, read_events
+from fedtar_flare.methods.fedtar.events import Alphas, Outer
 from fedtar_flare.reporting.run import read_run
 from fedtar_flare.site.cohort import load_cohort
 from fedtar_flare.site.context import state_of
@@ -54,15 +52,13 @@ def passing(*command):
 @pytest.fixture
 def hospital_a(federation, tmp_path):
     """Hospital A has the table of its DICOM folder, and approves every job."""
-    local = federation.sites[A] / "local"
-    before = (local / "fedtar.yaml").read_text()
-    (local / "fedtar.yaml").write_text(whole(f"source: manifest\npath: {tmp_path / 'table.csv'}\npolicy: {POLICY}\n"))
-    key = state_of(federation.sites[A]) / "fedtar.key"
-    earlier = key.read_text() if key.exists() else None
-    write_text(key, KEY, PRIVATE)
-    yield federation.sites[A]
-    key.unlink() if earlier is None else write_text(key, earlier, PRIVATE)
-    (local / "fedtar.yaml").write_text(before)
+    file, key = federation.sites[A] / "local" / "fedtar.yaml", state_of(federation.sites[A]) / "fedtar.key"
+    if not key.exists():
+        write_text(key, "cd" * 32, PRIVATE)
+    with restored(file, key):
+        file.write_text(whole(f"source: manifest\npath: {tmp_path / 'table.csv'}\npolicy: {POLICY}\n"))
+        write_text(key, KEY, PRIVATE)
+        yield federation.sites[A]
 
 
 def test_a_study_that_came_between_two_periods_is_first_written_about_and_then_learnt_from(
@@ -87,7 +83,7 @@ def test_a_study_that_came_between_two_periods_is_first_written_about_and_then_l
     passing("site", "approve", job := exported("years", **FIRST), "--kit", hospital_a)
     passing("site", "pause", "--kit", federation.sites[B])
     first = federation.submit(job)
-    (start,) = of_kind(read_events(federation.completed(first)), Start)
+    start = read_run(federation.completed(first)).start
     assert start.counts == {A: {split: [2, 2] for split in SPLITS}}
 
     federation.restart("localhost")
@@ -103,13 +99,13 @@ def test_a_study_that_came_between_two_periods_is_first_written_about_and_then_l
     passing("site", "join", "--kit", federation.sites[B])
 
     results = federation.completed(does("continue JOB", **lead))
-    events = read_events(results, (*SHARED, *EVENTS))
-    (again,), (alphas,), (outer,) = (of_kind(events, kind) for kind in (Start, Alphas, Outer))
+    record = read_run(results)
+    again, (alphas,), (outer,) = record.start, record.events(Alphas), record.events(Outer)
     assert (again.run_id, again.first_round, again.time_steps) == (start.run_id, 2, 3)
     assert again.counts[A] == {"train": [2, 2, 1], "validation": [2, 2, 0], "test": [2, 2, 2]}
-    assert [[step.round, step.step, *step.sites] for step in of_kind(events, Step)] == [[2, t, A, B] for t in (1, 2, 3)]
+    assert [[step.round, step.step, *step.sites] for step in record.steps] == [[2, t, A, B] for t in (1, 2, 3)]
     assert len(outer.alpha_after) == 3 and alphas.alpha[2] == alphas.alpha[1] != alphas.alpha[0]
-    ahead, (before, after) = read_run(results).ahead, of_kind(events, Evaluation)
+    ahead, (before, after) = record.ahead, record.evaluations
     assert list(ahead) == [3] and sorted(ahead[3]) == list(SITES) and ahead[3][A]["n"] == 2
     assert all(cell["token_loss"] == before.sites[site].steps[3]["token_loss"] for site, cell in ahead[3].items())
     assert [t for t, cell in before.sites[A].steps.items() if cell["n"]] == [3], "and nothing else is told again"
@@ -122,11 +118,10 @@ def test_a_study_that_came_between_two_periods_is_first_written_about_and_then_l
 def withdrawn(federation):
     """Hospital A keeps a list of patients who withdrew."""
     local = federation.sites[A] / "local"
-    before = (local / "fedtar.yaml").read_text()
     (local / "withdrawn.txt").write_text("")
-    (local / "fedtar.yaml").write_text(whole(f"source: synthetic\nexclude: {local / 'withdrawn.txt'}\n"))
-    yield local / "withdrawn.txt"
-    (local / "fedtar.yaml").write_text(before)
+    with restored(local / "fedtar.yaml"):
+        (local / "fedtar.yaml").write_text(whole(f"source: synthetic\nexclude: {local / 'withdrawn.txt'}\n"))
+        yield local / "withdrawn.txt"
 
 
 def test_rounds_are_made_again_without_a_patient_once_the_hospitals_have_approved_it(
@@ -137,8 +132,7 @@ def test_rounds_are_made_again_without_a_patient_once_the_hospitals_have_approve
     cohort = load_cohort(config, A, timeline=Timeline(2), synthetic_patients=12)
     patient = cohort.samples("train", 2)[0].visit.patient_id
     first = federation.submit(job := exported("seen", rounds=2))
-    events = read_events(federation.completed(first))
-    seen, after = of_kind(events, Start)[0], {(step.round, step.step) for step in of_kind(events, Step)}
+    seen = read_run(federation.completed(first))
 
     withdrawn.write_text(f"{patient}\n")
     told = passing("site", "purge", "--patient", patient, "--kit", federation.sites[A], "--yes")
@@ -152,10 +146,9 @@ def test_rounds_are_made_again_without_a_patient_once_the_hospitals_have_approve
     for site in SITES:
         passing("site", "approve", held["job_id"], "--kit", federation.sites[site])
     again = json.loads(passing(*command, "--job", job, "--yes"))["job_id"]  # the folder itself is the same job
-    events = read_events(federation.completed(again))
-    (start,) = of_kind(events, Start)
-    assert start.run_id != seen.run_id and start.first_round == 2
-    assert {(step.round, step.step) for step in of_kind(events, Step)} == {step for step in after if step[0] == 2}
-    assert all(sorted(step.sites) == list(SITES) for step in of_kind(events, Step))
-    assert start.counts[A]["train"] == [count - 1 for count in seen.counts[A]["train"]]
-    assert start.counts[B] == seen.counts[B]
+    record = read_run(federation.completed(again))
+    assert record.start.run_id != seen.start.run_id and record.start.first_round == 2
+    made, before = ([(step.round, step.step, *sorted(step.sites)) for step in one.steps] for one in (record, seen))
+    assert made == before[2:] == [(2, 1, *SITES), (2, 2, *SITES)]
+    counts, earlier = record.start.counts, seen.start.counts
+    assert counts[A]["train"] == [count - 1 for count in earlier[A]["train"]] and counts[B] == earlier[B]

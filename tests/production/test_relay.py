@@ -16,10 +16,11 @@ from nvflare.apis.fl_constant import ServerCommandNames
 from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageType, ReturnCode
 from nvflare.private.defs import SysCommandTopic, TrainingTopic
 
-from fedtar_flare.methods.fedtar.events import EVENTS, Outer
+from fedtar_flare.methods.fedtar.events import Outer
 from fedtar_flare.protocol.exchange import pairs
-from fedtar_flare.record.events import SHARED, Late, Step
-from fedtar_flare.record.log import of_kind, read_events
+from fedtar_flare.record.events import Late
+from fedtar_flare.record.log import of_kind
+from fedtar_flare.reporting.run import read_run
 from fedtar_flare.testing import last_checkpoint as last
 
 pytestmark = [pytest.mark.production, pytest.mark.timeout(1800)]
@@ -47,7 +48,7 @@ class Relayed(Attacked):
         folder.mkdir(parents=True)
         (folder / "local.yml").write_text(yaml.safe_dump(content, sort_keys=False))
         sites = {name: f"source: synthetic\nlora_rank: {rank}\n" for name, rank in RANKS.items()}
-        super().__init__(folder / "local.yml", folder, sites, home)
+        super().__init__(folder, home, sites, folder / "local.yml")
 
     def peers(self, name):
         """Ports on this machine to which the processes of a kit are connected."""
@@ -90,13 +91,12 @@ def results(relayed, tmp_path_factory):
 
 
 def test_a_job_runs_through_the_relay_and_a_late_answer_enters_the_next_round_at_half_its_size(results):
-    events = read_events(results[1], (*SHARED, *EVENTS))
-    steps = of_kind(events, Step)
-    missing = [[(step.round, step.step), *step.absent] for step in steps if step.absent]
-    assert missing == [[(1, 1), BEHIND[1]], [(1, 2), BEHIND[1]]] and not any(step.refused for step in steps)
-    assert [step.sites[name].late for step in steps for name in step.sites if name == BEHIND[1]] == [1, 0]
+    record = read_run(results[1])
+    missing = [[(step.round, step.step), *step.absent] for step in record.steps if step.absent]
+    assert missing == [[(1, 1), BEHIND[1]], [(1, 2), BEHIND[1]]] and not any(step.refused for step in record.steps)
+    assert [step.sites[name].late for step in record.steps for name in step.sites if name == BEHIND[1]] == [1, 0]
     assert "of 1 rounds before: it counts 1 / 2" in (results[1] / "report.html").read_text()
-    for turn in of_kind(events, Outer):
+    for turn in record.events(Outer):
         sent = {name: values for name, values in turn.t_numbers.items() if values is not None}
         assert sorted(sent) == [BEHIND[0], STRAIGHT] and BEHIND[1] in turn.left_out and all(map(any, sent.values()))
 

@@ -13,6 +13,7 @@ from command import failing
 from kits import provisioned
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.lighter.utils import load_private_key_file, sign_folders
+from tables import edit_json
 
 from fedtar_flare.core.errors import ConfigError, FedTARError
 from fedtar_flare.methods.fedtar.controller import TemporalResidualController
@@ -228,10 +229,9 @@ def test_a_simulation_goes_on_with_the_settings_that_it_had(tmp_path, begins, mo
     said |= {"server": {"eta": 0.5}, "training": {"local_steps": 7}}
     results = tmp_path / "job" / "server" / "simulate_job" / "fedtar"
     shutil.copytree(exported(tmp_path / "export", **said) / "app", results.parent / "app_server")
-    server_file = results.parent / "app_server" / "config" / "config_fed_server.json"
-    config = json.loads(server_file.read_text())
-    config["components"].append({"id": "mlflow", "path": "MLflowRuns", "args": {"tracking_uri": "http://there"}})
-    server_file.write_text(json.dumps(config))
+    mlflow = {"id": "mlflow", "path": "MLflowRuns", "args": {"tracking_uri": "http://there"}}
+    config = results.parent / "app_server" / "config" / "config_fed_server.json"
+    edit_json(config, lambda content: content["components"].append(mlflow))
     curves = []
     monkeypatch.setattr("fedtar_flare.runtime.recipe.add_tracking", lambda _, uri: curves.append(uri))
     recipe = continued_recipe(results, 2, begins, begins and "all")

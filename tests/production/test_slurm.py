@@ -10,8 +10,7 @@ import pytest
 from command import fedtar_here
 from federation_process import BIN, SITES, Federation, free_port, recipe, wait_for
 
-from fedtar_flare.record.events import Step
-from fedtar_flare.record.log import of_kind, read_events
+from fedtar_flare.reporting.run import read_run
 
 pytestmark = [pytest.mark.production, pytest.mark.timeout(1800)]
 HERE = Path(__file__).parents[2]
@@ -44,7 +43,7 @@ def slurm(tmp_path):
 def test_a_site_in_slurm_takes_part_once_and_comes_back_at_the_end_of_its_time(tmp_path, home, slurm):
     files = dict.fromkeys(SITES, "source: synthetic\n")
     files["hospital-b"] += f"state_dir: {tmp_path}/state\ncache_dir: {tmp_path}/cache\n"
-    federation = Federation(HERE / "provisioning" / "project-localhost.yml", tmp_path, files, home)
+    federation = Federation(tmp_path, home, files)
     kit, log = federation.sites["hospital-b"], tmp_path / "hospital-b.out"
     environment = {"FEDTAR_ENVIRONMENT": str(BIN.parent), "FEDTAR_HOME": "/nowhere"}
     options = [f"--chdir={kit}", f"--output={log}", "--parsable", "--gres=none", "--cpus-per-task=1"]
@@ -56,8 +55,8 @@ def test_a_site_in_slurm_takes_part_once_and_comes_back_at_the_end_of_its_time(t
         wait_for("a probe finds it ready", lambda: fedtar_here("health", "--kit", kit)[0] == 0)
         assert slurm("squeue", "-h", "-j", second, "-o", "%t %r") == "PD Dependency", "one kit, one site"
         recipe("in_slurm").export(str(tmp_path / "jobs"), byoc=False)
-        events = read_events(federation.completed(job := federation.submit(tmp_path / "jobs" / "in_slurm")))
-        assert [sorted(event.sites) for event in of_kind(events, Step)] == [sorted(SITES)] * 2
+        record = read_run(federation.completed(job := federation.submit(tmp_path / "jobs" / "in_slurm")))
+        assert [sorted(step.sites) for step in record.steps] == [sorted(SITES)] * 2
         assert (kit / job / "log.txt").stat().st_mode & 0o077 == 0 and (tmp_path / "state").is_dir()
         slurm("scancel", "--batch", "--signal=USR1", first)
         wait_for("it is in the queue again", lambda: "Restarts=1" in slurm("scontrol", "show", "job", first))

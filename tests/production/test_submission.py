@@ -7,10 +7,10 @@ from pathlib import Path
 import nvflare.fuel.hci.client.file_transfer as file_transfer
 import pytest
 from command import failing, passing, run
-from federation_process import SITES, recipe
+from federation_process import SITES, recipe, restored
+from tables import edit_json
 
-from fedtar_flare.record.events import Start, Step
-from fedtar_flare.record.log import of_kind, read_events
+from fedtar_flare.reporting.run import read_run
 from fedtar_flare.site.context import state_of
 from fedtar_flare.site.release import verify_release
 
@@ -22,14 +22,10 @@ LEAD = "lead@hub.org"
 def approved(federation, job):
     """Hospital B holds every job but this one, whose folder it was shown beforehand."""
     kit = federation.sites["hospital-b"]
-    site_file = kit / "local" / "fedtar.yaml"
-    before = site_file.read_text()
-    site_file.write_text(f"{before}policy: {{approval: required}}\n")
-    try:
+    with restored(kit / "local" / "fedtar.yaml") as (text,):
+        (kit / "local" / "fedtar.yaml").write_text(f"{text}policy: {{approval: required}}\n")
         assert f"approved: {job.name}" in passing("site", "approve", job, "--kit", kit)
         yield
-    finally:
-        site_file.write_text(before)
 
 
 def test_a_lead_without_the_right_to_bring_code_submits_to_a_hospital_that_approved_it(federation, exported):
@@ -37,10 +33,8 @@ def test_a_lead_without_the_right_to_bring_code_submits_to_a_hospital_that_appro
     job = exported("as_shown")
     with approved(federation, job):
         submit = ("--format", "json", "job", "submit", "-j", job, "--startup-kit", federation.kits / LEAD)
-        done = federation.command(*submit)
-        assert done.returncode == 0, done.stdout + done.stderr
-        (start,) = of_kind(read_events(federation.completed(json.loads(done.stdout)["data"]["job_id"])), Start)
-        assert start.sites == list(SITES)
+        identity = json.loads(federation.command(*submit))["data"]["job_id"]
+        assert read_run(federation.completed(identity)).start.sites == list(SITES)
 
 
 def test_from_the_job_s_script_to_an_adapter_that_leaves_with_its_hospitals_votes(federation, exported, tmp_path):
@@ -51,8 +45,7 @@ def test_from_the_job_s_script_to_an_adapter_that_leaves_with_its_hospitals_vote
         code, out, err = run("python", script, "--env", "prod", "--kit", federation.kits / LEAD, timeout=600)
         assert code == 0, err
         results = federation.completed(job := out.split("fedtar watch ")[1].split()[0])
-    events = read_events(results)
-    assert [sorted(step.sites) for step in of_kind(events, Step)] == [sorted(SITES)] * 2
+    assert [sorted(step.sites) for step in read_run(results).steps] == [sorted(SITES)] * 2
     for site in SITES:  # a job's log names files and rows
         assert (federation.sites[site] / job / "log.txt").stat().st_mode & 0o077 == 0
     project = ("--project", federation.folder / "project.yml")
@@ -70,11 +63,9 @@ def test_from_the_job_s_script_to_an_adapter_that_leaves_with_its_hospitals_vote
 @pytest.mark.parametrize(("side", "where"), [("server", "localhost"), ("client", "hospital-a")])
 def test_a_class_that_is_not_on_the_allow_list_is_refused(federation, exported, side, where):
     job = exported(f"foreign_{side}")
-    file = job / "app" / "config" / f"config_fed_{side}.json"
-    config = json.loads(file.read_text())
     foreign = "fedtar_flare.reporting.page.write_report"  # of this package, and still not for jobs
-    config["components"].append({"id": "x", "path": foreign, "args": {}})
-    file.write_text(json.dumps(config))
+    more = {"id": "x", "path": foreign, "args": {}}
+    edit_json(job / "app" / "config" / f"config_fed_{side}.json", lambda config: config["components"].append(more))
     identity = federation.submit(job)
     assert federation.finished(identity) in ("FINISHED:EXECUTION_EXCEPTION", "FINISHED:ABNORMAL", "FINISHED:ABORTED")
     log = (federation.folder / f"{where}.out").read_text(errors="replace")

@@ -8,8 +8,7 @@ from command import passing
 from federation_process import SITES, Federation
 from kits import whole
 
-from fedtar_flare.record.events import Start, Step
-from fedtar_flare.record.log import of_kind, read_events
+from fedtar_flare.reporting.run import read_run
 from fedtar_flare.site.context import state_of
 
 pytestmark = [pytest.mark.production, pytest.mark.timeout(1800)]
@@ -21,11 +20,11 @@ def site_file(table):
 
 
 @pytest.fixture(scope="module")
-def hospitals(tmp_path_factory, repository):
+def hospitals(tmp_path_factory):
     """A federation whose sites hold marked patients."""
     folder, tables = tmp_path_factory.mktemp("marked"), tmp_path_factory.mktemp("hospitals")
     sites = {name: site_file(plant(tables / f"{MARK}{name}")) for name in SITES}
-    with Federation(repository / "provisioning" / "project-localhost.yml", folder, sites).running() as federation:
+    with Federation(folder, sites=sites).running() as federation:
         yield federation
 
 
@@ -46,10 +45,9 @@ def traces_outside(federation):
 def test_a_whole_run_leaves_no_trace_of_a_patient_outside_the_hospitals(hospitals, exported):
     job = hospitals.submit(exported("marked"))
     results = hospitals.completed(job)  # into the lead's kit, which is searched too
-    events = read_events(results)
-    assert [sorted(step.sites) for step in of_kind(events, Step)] == [sorted(SITES)] * 2
-    (start,) = of_kind(events, Start)
-    assert all(start.skipped_studies[site] for site in SITES)  # the broken row was read, and only counted
+    record = read_run(results)
+    assert [sorted(step.sites) for step in record.steps] == [sorted(SITES)] * 2
+    assert all(record.start.skipped_studies[site] for site in SITES)  # the broken row was read, and only counted
     found, searched = traces_outside(hospitals)
     assert found == [] and searched > 50
     assert marks_in(results.parent) == []
@@ -67,7 +65,7 @@ def test_a_failing_site_s_error_names_files_to_its_own_staff_alone(hospitals, ex
     table.write_text(f"{MARK}column\n{MARK}value\n")
     (site / "local" / "fedtar.yaml").write_text(site_file(table))
     job = hospitals.submit(exported("failing"))
-    (start,) = of_kind(read_events(hospitals.completed(job)), Start)
+    start = read_run(hospitals.completed(job)).start
     assert start.sites == ["hospital-a"] and "hospital-b" in start.absent
     found, _ = traces_outside(hospitals)
     assert found == []

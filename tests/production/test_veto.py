@@ -7,10 +7,12 @@ import subprocess
 import pytest
 from command import fedtar, passing
 from federation_process import BIN, SITES, wait_for
+from tables import edit_json
 
 from fedtar_flare.core.files import hashes
 from fedtar_flare.record.events import Step
-from fedtar_flare.record.log import of_kind, read_events
+from fedtar_flare.record.log import of_kind
+from fedtar_flare.reporting.run import read_run
 
 pytestmark = [pytest.mark.production, pytest.mark.timeout(1800)]
 
@@ -58,8 +60,7 @@ def check_pause(federation, identity, kit):
         passing("site", "join", "--kit", kit)
     results = federation.completed(identity)
     assert "get_widget" not in (results.parent / "error_log.txt").read_text(), "who watches makes no error"
-    events = read_events(results)
-    last = of_kind(events, Step)[-1]
+    last = read_run(results).steps[-1]
     assert sorted([*last.sites, *last.abstained]) == sorted(SITES)
     for folder in (results.parent, federation.sites["hospital-a"] / identity):
         lines = [json.loads(line) for line in (folder / "log.json").read_text().splitlines()]
@@ -92,13 +93,8 @@ def end_of(federation, site):
 def test_a_renewed_site_is_taken_in_and_its_new_end_is_told(federation):
     site, kit = "hospital-b", federation.sites["hospital-b"]
     before, local = end_of(federation, site), hashes(kit / "local")
-    file = federation.kits.parent / "state" / "cert.json"
-    state = json.loads(file.read_text())
-    del state[site]
-    file.write_text(json.dumps(state))
-    project, workspace = federation.folder / "project.yml", federation.kits.parents[1]
-    done = federation.command("provision", "-p", project, "-w", workspace, "--force")
-    assert done.returncode == 0, done.stdout + done.stderr
+    edit_json(federation.kits.parent / "state" / "cert.json", lambda state: state.pop(site))
+    federation.provision()
     passing("renew", federation.kits.parent / "prod_01" / site, "--kit", kit)
     assert hashes(kit / "local") == local and end_of(federation, site) == before, "it runs on with the one before"
     federation.restart(site)
