@@ -150,7 +150,7 @@ class Federation:
 
     # ------------------------------------------------------------------ processes
     def start(self, *names: str, change: str = "") -> None:
-        """Start kits by name, or by place, and wait until their sites are registered.
+        """Start kits by name and wait until their sites are registered.
 
         The server goes on listing a site that was killed, so a site's own word counts: a registration after this start.
         The kits' Python processes first run the program ``change``.

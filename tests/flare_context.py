@@ -41,13 +41,17 @@ def read(shareable):
     return Reply.from_meta(model.meta), model.params or {}
 
 
-class Recorder(SiteExecutor):
-    """The executor with nothing to do: it keeps the tasks' headers and sends back the weights that came."""
+def sends_back(task, header, weights):
+    return ok(header, {"samples": 1} if weights else {}), dict(weights) if weights else None
 
-    def __init__(self):
+
+class Recorder(SiteExecutor):
+    """The executor in front of a plain function: it keeps the tasks' headers."""
+
+    def __init__(self, does=sends_back):
         super().__init__("fedtar")
-        self.headers = []
+        self.headers, self.does = [], does
 
     def _in_processes(self, task, header, weights, *site):
         self.headers.append(header)
-        return ok(header, {"samples": 1} if weights else {}), dict(weights) if weights else None
+        return self.does(task, header, weights)

@@ -16,9 +16,8 @@ from fedtar_flare.testing import Hospital
 
 
 @pytest.fixture
-def sites(tmp_path, monkeypatch):
+def sites(tmp_path, monkeypatch, own_home):
     """Folder of site files with one hospital: five radiographs, one of which is no image."""
-    monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("FEDTAR_SITES", str(tmp_path))
     write_radiographs(tmp_path, 5)
     (tmp_path / "3.png").write_bytes(b"no image")

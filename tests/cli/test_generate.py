@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from command import failing, passing
-from command import fedtar_here as here
+from command import failing, fedtar_here, passing
 from kits import make_kit, whole, write_radiographs
 from PIL import Image
 from safetensors.torch import load_file, save, save_file
@@ -62,7 +61,7 @@ def at_random(file):
 
 
 def drafted(adapter, study, *options):
-    code, out, err = here("generate", study, "--adapter", adapter, "--format", "json", *options)
+    code, out, err = fedtar_here("generate", study, "--adapter", adapter, "--format", "json", *options)
     return (json.loads(out) if code == 0 else None), err
 
 
@@ -139,14 +138,13 @@ SLOW = [pytest.param(kind, marks=pytest.mark.slow) for kind in ("prefix", "vera"
 
 
 @pytest.mark.parametrize("kind", ["prompt", *SLOW])
-def test_the_text_is_that_of_the_run(tmp_path, monkeypatch, kind):
-    monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
+def test_the_text_is_that_of_the_run(tmp_path, own_home, kind):
     own = {"lora": {"exchange": ["pooling.*", "projection.*"]}} if kind == "none" else {}
     recipe = MethodRecipe("fedpeft", **TINY, data={"synthetic_patients": 10}, peft={"kind": kind}, **own)
     adapter = run_in_process(recipe, 1, tmp_path / "run") / "adapter"
-    (examples,) = (tmp_path / "home" / "state").rglob(EXAMPLES_FILE)
-    folder = tmp_path / "home" / "synthetic"
-    cohort = synthetic_cohort("site-1", folder=folder, patients=10, timeline=Timeline(2), seed=0)
+    (examples,) = (own_home / "state").rglob(EXAMPLES_FILE)
+    place, timeline = own_home / "synthetic", Timeline(2)
+    cohort = synthetic_cohort("site-1", folder=place, patients=10, timeline=timeline, seed=0)
     drafts = []
     for sample in cohort.samples("test")[:2]:
         draft = passing("generate", sample.visit.image, "--adapter", adapter, "--format", "json")

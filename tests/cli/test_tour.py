@@ -64,9 +64,8 @@ def test_every_command_of_the_page_works_in_its_order(repository, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda file: file.stem)
-def test_a_notebook_runs_and_tells_no_path_of_the_machine_that_wrote_it(file, tmp_path, monkeypatch):
+def test_a_notebook_runs_and_tells_no_path_of_the_machine_that_wrote_it(file, tmp_path, own_home):
     notebook = nbformat.read(file, as_version=4)
     shown = str([cell.get("outputs") for cell in notebook.cells])
     assert "/tmp/" not in shown and "/home/" not in shown and "Traceback" not in shown
-    monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
     NotebookClient(notebook, timeout=900, resources={"metadata": {"path": str(tmp_path)}}).execute()

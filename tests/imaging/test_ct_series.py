@@ -1,6 +1,6 @@
 """Slices that contradict each other, copies, and series side by side: what is read, noted or refused."""
 
-from pathlib import os
+import os
 
 import broken as mk
 import numpy as np

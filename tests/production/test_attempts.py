@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import subprocess
 
 import pytest
 from attacking import Attacked
@@ -76,7 +77,9 @@ def test_what_the_processes_write_is_for_their_own_account(federation):
 def test_a_kit_that_a_second_machine_uses_too_is_told(federation):
     stolen = federation.folder / "stolen" / "hospital-b"
     shutil.copytree(federation.sites["hospital-b"], stolen, ignore=shutil.ignore_patterns("*.fl", "log.*", "*-*-*-*-*"))
-    federation.start(stolen)
+    with (federation.folder / "stolen.out").open("ab") as out:
+        subprocess.run(["bash", stolen / "startup" / "start.sh"], env=federation.environment, cwd=stolen, check=True,
+                       stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)  # fmt: skip
     try:
         of_kits = lambda: [text for text in alarms(federation.server) if "site 'hospital-b'" in text]  # noqa: E731
         assert len(wait_for("the alarm", of_kits)) == 1

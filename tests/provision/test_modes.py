@@ -68,9 +68,8 @@ def test_a_kit_that_is_completed_by_hand_stays_private(project):
     assert wide(project / "prod_00") == set()
 
 
-def test_a_run_s_state_is_its_owner_s_alone(tmp_path, monkeypatch):
+def test_a_run_s_state_is_its_owner_s_alone(tmp_path, own_home):
     """Everything below the state and the prepared images; phantoms are nobody's."""
-    monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
     kit = make_kit(tmp_path / "kit")
     with widest():
         site = Hospital(kit, simulated=False)
@@ -82,4 +81,4 @@ def test_a_run_s_state_is_its_owner_s_alone(tmp_path, monkeypatch):
         retention([str(kit)])
     made = {path.name for path in state_of(kit).rglob("*")}
     assert {"participation.json", "run.json", "fedtar.key"} <= made and len(made) > 8
-    assert wide(state_of(kit)) == wide(tmp_path / "home" / "prepared") == set()
+    assert wide(state_of(kit)) == wide(own_home / "prepared") == set()

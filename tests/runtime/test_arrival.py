@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from federation import Spoilt, federation, run, slowed
+from federation import Spoilt, federation, pair, run, slowed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,7 +17,6 @@ from fedtar_flare.reporting.page import participation
 from fedtar_flare.reporting.run import read_run
 from fedtar_flare.testing import FunctionFederation, Hospital, QuadraticSite, same_bits
 from fedtar_flare.testing import last_checkpoint as last
-from fedtar_flare.testing import random_pair as pair
 from fedtar_flare.testing.federation import NAMES
 
 PLANNED = 12
@@ -34,9 +33,11 @@ def working(name, updates, targets, samples=1, planned=PLANNED, times=None):
     return Spoilt(name, part, TRAIN, targets, samples)
 
 
-def ended(folder, sites, method="fedavg", num_rounds=1, **settings):
+def ended(folder, sites, method="fedavg", num_rounds=1, slow=None, **settings):
     settings |= {"num_rounds": num_rounds, "time_steps": 1}
     controller = FunctionFederation(folder, {site.name: site for site in sites}, method, **settings)
+    if slow:
+        slowed(controller, "slow", slow)
     controller.run()
     return controller, of_kind(read_events(controller.results_folder), Step)
 
@@ -90,11 +91,7 @@ def test_a_site_gains_nothing_by_a_lie_about_its_updates(tmp_path):
 
 def three_rounds(folder, until):
     sites = [QuadraticSite(name, [pair(n)], samples=n + 1) for n, name in enumerate(("a", "b", "slow"))]
-    settings = {"num_rounds": 3, "time_steps": 1, "wait_seconds": 0.01, "max_share": 1.0}
-    controller = FunctionFederation(folder, {site.name: site for site in sites}, "fedavg", **settings)
-    slowed(controller, "slow", until)
-    controller.run()
-    return controller, of_kind(read_events(controller.results_folder), Step), sites
+    return *ended(folder, sites, num_rounds=3, slow=until, wait_seconds=0.01, max_share=1.0), sites
 
 
 def test_a_late_answer_enters_a_later_round_at_less_weight_and_holds_nobody(tmp_path):

@@ -2,13 +2,12 @@
 
 import pytest
 import torch
-from federation import Spoilt, T, federation, run, sites
+from federation import Spoilt, T, federation, pair, run, sites
 
 from fedtar_flare.protocol.contract import CLOSE_ROUND, HANDSHAKE, TRAIN
 from fedtar_flare.protocol.messages import ERROR, Reply
 from fedtar_flare.testing import FunctionFederation, QuadraticSite
 from fedtar_flare.testing import last_checkpoint as last
-from fedtar_flare.testing import random_pair as pair
 from fedtar_flare.testing.federation import NAMES
 
 

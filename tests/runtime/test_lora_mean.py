@@ -59,10 +59,12 @@ class LowRankSite(QuadraticSite):
         return ok(header, {"samples": self.samples, "train_loss": 1.0, **done}), update
 
 
-def run(folder, form, method="fedtar", sites=None, **more):
+def run(folder, form, method="fedtar", sites=None, slow="", **more):
     sites = {name: LowRankSite(name, form) for name in RANKS} | (sites or {})
     settings = {"num_rounds": 2, "time_steps": T, "step_time_limit": 1} | more
     controller = FunctionFederation(folder, sites, method, **settings)
+    if slow:
+        slowed(controller, slow, (TRAIN, 2))
     controller.run()
     return controller, sites, read_events(controller.results_folder, (*SHARED, *EVENTS))
 
@@ -114,13 +116,11 @@ def test_a_run_is_what_dense_weights_give_and_theorem_1_holds_with_what_is_cut_o
 @pytest.mark.parametrize("form", ["factors", "product", "ffa"])
 @pytest.mark.parametrize("work", [1, 0.5])
 def test_what_a_site_of_lower_rank_answers_late_is_half_of_its_step_from_what_it_was_sent(tmp_path, form, work):
-    sites = {name: LowRankSite(name, form, work=work if name == "site-b" else 1) for name in RANKS}
-    settings = {"num_rounds": 2, "time_steps": 1, "wait_seconds": 0.01, "max_share": 1.0}
-    controller = FunctionFederation(tmp_path, sites, "fedavg", **settings)
-    slowed(controller, "site-b", (TRAIN, 2))
-    controller.run()
+    settings = {"time_steps": 1, "wait_seconds": 0.01, "max_share": 1.0, "slow": "site-b"}
+    late = {"site-b": LowRankSite("site-b", form, work=work)}
+    controller, sites, events = run(tmp_path, form, "fedavg", late, **settings)
     assert not controller.panics, controller.panics
-    first, second = (step for step in read_events(controller.results_folder) if step.kind == "step")
+    first, second = (step for step in events if step.kind == "step")
     assert "site-b" in first.absent and second.sites["site-b"].late == 1 and not second.refused
 
     def seen(w):

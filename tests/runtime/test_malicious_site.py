@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from federation import Spoilt
+from federation import Spoilt, pair
 from hypothesis import given
 from hypothesis import strategies as st
 from tables import cases
@@ -20,7 +20,6 @@ from fedtar_flare.runtime.aggregation import FEWEST_SITES
 from fedtar_flare.runtime.results import Results
 from fedtar_flare.testing import FunctionFederation, QuadraticSite, same_bits
 from fedtar_flare.testing import last_checkpoint as last
-from fedtar_flare.testing import random_pair as pair
 from fedtar_flare.testing.federation import NAMES
 
 

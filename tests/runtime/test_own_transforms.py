@@ -4,6 +4,7 @@ import nibabel
 import numpy as np
 import pytest
 from hospital_site import SETTINGS
+from kits import whole
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.imaging.transforms import preparation
@@ -65,9 +66,8 @@ def test_a_job_s_transforms_leave_out_images_of_enough_patients_or_of_none(tmp_p
         nibabel.save(nibabel.Nifti1Image(values, np.eye(4)), tmp_path / f"{n}.nii")
         rows.append(f"p{n},2020-01-01,{n}.nii,Clear.,50,F")
     (tmp_path / "manifest.csv").write_text("\n".join(rows))
-    file = tmp_path / "real.yaml"
     text = "source: manifest\npath: manifest.csv\nstate_dir: state\ncache_dir: cache\nlimits: {voxels: 30000}\n"
-    file.write_text(f"{text}policy: {{}}\n...\n")
+    (file := tmp_path / "real.yaml").write_text(whole(text))
     data = {"transforms": [{"name": "Spacingd", "pixdim": 0.75}]}
     strategy, config = executor_of("fedavg", "tiny", data=data).strategy, read_site_file(file)
     if declined:

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from federation_process import wait_for
-from hospital_site import write_site_files
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
@@ -63,12 +62,11 @@ def test_the_page_names_the_methods_that_cannot(repository):
 
 
 @pytest.fixture
-def site_of(tmp_path, home, monkeypatch):
-    write_site_files(tmp_path, home, monkeypatch)
+def site_of(tmp_path, site_files):
     made = []
 
     def make(processes, local_steps=3):
-        file = tmp_path / "sites" / "site-1.yaml"
+        file = site_files / "site-1.yaml"
         file.write_text(f"source: synthetic\nstate_dir: {tmp_path / f'state-{processes}'}\nprocesses: {processes}\n")
         training = {"local_steps": local_steps, "batch_size": 5}
         settings = {"preset": "tiny", "data": {"synthetic_patients": 16}, "training": training}

@@ -157,9 +157,10 @@ def test_the_command_makes_the_rounds_again_by_the_same_schedule(tmp_path, home)
 
 
 @pytest.mark.slow
-def test_on_the_run_s_own_patients_a_shadow_is_the_run_and_an_audit_compares_with_others(tmp_path, monkeypatch):
+def test_on_the_run_s_own_patients_a_shadow_is_the_run_and_an_audit_compares_with_others(
+    tmp_path, own_home, monkeypatch
+):
     """One site with canaries, so that the mean is its own update."""
-    monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("FEDTAR_SITES", str(tmp_path / "sites"))
     write_text(tmp_path / "sites" / "north.yaml", "source: synthetic\ncanaries: 2\n")
     settings = {"training": {"local_steps": 2}, "data": {"synthetic_patients": 48}}
@@ -182,7 +183,7 @@ def test_on_the_run_s_own_patients_a_shadow_is_the_run_and_an_audit_compares_wit
     with pytest.raises(ConfigError, match="--shadows 1: 2 or more"):
         audit_model(adapter, site, config, {}, print, 1, shadow)
 
-    (half, run, rounds, others), before = given[0], sorted((tmp_path / "home").rglob("*"))
+    (half, run, rounds, others), before = given[0], sorted(own_home.rglob("*"))
     whole = training_on(half, {p.patient_id for p in half.patients if half._split_of(p.patient_id) == "train"})
     without = train_shadow(whole, run, rounds, **others)
     planted = canaries(whole, read_adapter_info(adapter)["run_id"], 2, without.tokenizer, tmp_path)
@@ -190,6 +191,6 @@ def test_on_the_run_s_own_patients_a_shadow_is_the_run_and_an_audit_compares_wit
     end = read_adapter(adapter)
     assert all(torch.allclose(same[name], value, atol=1e-7) for name, value in end.items())
     assert not all(torch.allclose(without.shared()[name], value, atol=1e-4) for name, value in end.items())
-    assert before == sorted((tmp_path / "home").rglob("*")), "a shadow run leaves nothing"
+    assert before == sorted(own_home.rglob("*")), "a shadow run leaves nothing"
     with pytest.raises(ConfigError, match="scaffold"):
         train_shadow(whole, {**run, "job": run["job"] | {"method": "scaffold"}}, 1, **others)

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import huggingface_hub
 import pytest
 import torch
-from hospital_site import write_site_files
 from huggingface_hub import constants
 from kits import make_kit
 
@@ -57,9 +56,8 @@ def opened():
 
 
 @pytest.fixture
-def kit(tmp_path, monkeypatch):
+def kit(tmp_path, monkeypatch, own_home):
     """A real hospital's kit, whose data lies in ``tmp_path/secret-archive``."""
-    monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     (data := tmp_path / "secret-archive").mkdir()
@@ -102,10 +100,9 @@ def test_what_the_server_says_of_a_run_is_bounded_as_well(kit):
 
 
 @pytest.fixture
-def trained(tmp_path, home, monkeypatch):
+def trained(tmp_path, site_files):
     """A site of synthetic patients after its handshake, its weights, and how to write its policy."""
-    write_site_files(tmp_path, home, monkeypatch)
-    file, site = tmp_path / "sites" / "site-1.yaml", Hospital(tmp_path, fresh=False)
+    file, site = site_files / "site-1.yaml", Hospital(tmp_path, fresh=False)
     reply, w = site.handshake()
     assert reply.status == OK
     plain = file.read_text()
@@ -149,13 +146,12 @@ def test_patients_are_counted_in_the_updates_that_were_made(trained, monkeypatch
     assert (made.patients, made.skipped_updates) == (1, 1), "a skipped update hides nobody's visit"
 
 
-def test_a_job_names_a_model_and_the_site_says_where_it_is(tmp_path, home, monkeypatch):
+def test_a_job_names_a_model_and_the_site_says_where_it_is(tmp_path, site_files, monkeypatch):
     """Mapped to a folder of the site's, it is loaded from there, and no message tells the folder."""
-    write_site_files(tmp_path, home, monkeypatch)
-    folder = tmp_path / "sites" / "models-of-the-hospital"
+    folder = site_files / "models-of-the-hospital"
     save_weights(build_model(preset("tiny", seed=7)), folder / "model.safetensors")
     shutil.copy(asset("small", "tokenizer.json", "tokenizer"), folder)
-    with (tmp_path / "sites" / "site-1.yaml").open("a") as file:
+    with (site_files / "site-1.yaml").open("a") as file:
         file.write("policy: {models_from: list, models: {start: models-of-the-hospital}}\n")
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)

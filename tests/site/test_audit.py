@@ -93,13 +93,17 @@ def test_what_the_guard_refused_what_a_filter_of_the_job_adds_afterwards_and_for
     assert [total[name] for name in ("messages", "refused", "errors")] == [5, 1, 1]
 
 
-def test_totals_by_job_and_a_cut_off_last_line(tmp_path):
+def test_totals_by_job_and_a_line_that_a_kill_cut_off_is_taken_away(tmp_path):
     for job in ("one", "two", "two"):
         leave(context(tmp_path, job=job), message(tensors()))
     files = audit_files(tmp_path)
     files[0].write_text(files[0].read_text() + '{"cut')
     sums = {total["job"]: total for total in totals(read_audit(files))}
     assert sums["two"]["messages"] == 2 and sums["two"]["bytes"] == 72 and sums["one"]["tensors"] == 2
+    assert "cut off" in verify(files[0]).problem
+    leave(context(tmp_path, job="one"), message(tensors()))
+    assert (verify(files[0]).lines, verify(files[0]).problem) == (2, "")
+    assert [entry["job"] for entry in entries(tmp_path)] == ["one", "one", "two", "two"]
     leave(context(tmp_path / "kit", job="../../outside"), message(tensors()))  # a job's id never becomes a path
     assert [*tmp_path.rglob("*outside*")] == [*(state_of(tmp_path / "kit") / "audit").glob("*.jsonl")]
     files[0].write_text("{cut\n" + files[0].read_text())
@@ -156,16 +160,6 @@ def test_a_changed_a_missing_and_an_added_line_break_the_chain(tmp_path):
     assert not verify(file).problem and verify(file).digest == digests[3] != digests[-1], "the syslog has the last one"
 
 
-def test_a_line_that_a_kill_cut_off_is_taken_away(tmp_path):
-    file = tmp_path / "a.jsonl"
-    append(file, {"job": "old"})
-    file.write_bytes(file.read_bytes() + b'{"cut')
-    assert "cut off" in verify(file).problem
-    append(file, {"job": "new"})
-    assert (verify(file).lines, verify(file).problem) == (2, "")
-    assert [entry["job"] for entry in read_audit([file])] == ["old", "new"]
-
-
 def test_the_site_s_syslog_is_told_of_every_line_and_a_missing_one_stops_nothing(tmp_path):
     kit = make_kit(tmp_path / "kit", f"source: synthetic\nsyslog: {tmp_path / 'log'}\n")
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
@@ -183,9 +177,8 @@ def test_the_site_s_syslog_is_told_of_every_line_and_a_missing_one_stops_nothing
 
 
 @pytest.fixture
-def hospital(tmp_path, monkeypatch):
+def hospital(tmp_path, own_home):
     """A real site (not simulated) of marked patients."""
-    monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
     site_file = f"source: manifest\npath: {MARK}table.csv\npolicy: {{min_patients: 1, min_local_steps: 1}}\n"
     kit = make_kit(tmp_path / f"{MARK}kit", site_file)
     plant(kit / "local")

@@ -38,6 +38,7 @@ from fedtar_flare.testing import executor_of
 
 TABLES = yaml.safe_load(Path(__file__).with_name("bounds.yaml").read_text())
 GROUPS = {"model": ModelConfig, "lora": LoRAConfig, "training": TrainingConfig, "data": DataConfig}
+pytestmark = pytest.mark.usefixtures("own_home")
 NO_EMBEDDING = "never the output layer or an embedding"
 
 
@@ -119,11 +120,6 @@ def test_layers_of_a_timm_encoder_may_be_adapted_but_not_its_embeddings():
         reach = AdaptedModel(config, LoRAConfig(exchange=exchange)).reach
         found = breaches(replace(asked(), reach=reach), bounds)
         assert bool(found) == bool(exchange) and all(NO_EMBEDDING in reason for reason in found)
-
-
-@pytest.fixture(autouse=True)
-def _home(monkeypatch, tmp_path):
-    monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ def refused(shareable, ctx, **guard):
     return reply.reason
 
 
-def test_the_agreed_update_passes_unchanged_in_float32_alone():
+def test_the_agreed_update_passes_unchanged_in_float32_alone_and_another_tensor_is_refused_and_named():
     reply, params = outcome(message(good(), numbers={"samples": 3, "train_loss": 0.5}), asked("train", good()))
     assert reply.status == OK and all(torch.equal(params[name], value) for name, value in good().items())
     refused(message({name: value.bfloat16() for name, value in good().items()}), asked("train", good()))
@@ -67,13 +67,9 @@ def test_the_agreed_update_passes_unchanged_in_float32_alone():
     (unknown := asked("train")).set_prop(FLContextKey.TASK_DATA, None, private=True, sticky=False)
     for sent in (message(good()), message()):
         assert "what the server sent down is not known" in refused(sent, unknown)
-
-
-def test_another_tensor_is_refused_and_named_and_nothing_else_leaves():
-    """Which are others, ``test_contract`` says."""
-    sent = message({**good(), "y.lora_A.weight": torch.ones(1)})
-    assert "y.lora_A.weight" in refused(sent, asked("train", good()))
-    reply, _ = outcome(sent, asked("train", good()))
+    more = message({**good(), "y.lora_A.weight": torch.ones(1)})  # which are others, ``test_contract`` says
+    assert "y.lora_A.weight" in refused(more, asked("train", good()))
+    reply, _ = outcome(more, asked("train", good()))
     assert (reply.method, reply.round, reply.step) == ("fedtar", 1, 1)
 
 
@@ -251,17 +247,17 @@ def test_a_filter_that_may_be_for_privacy_is_seen_beside_the_guard(tmp_path, con
     assert not guard_is_only_filter(tmp_path)
 
 
-def _guards(results, tasks):
-    kinds = (("task_result_filters", results), ("task_data_filters", tasks))
-    return {kind: [{"path": GUARD, "args": arguments} for arguments in guards] for kind, guards in kinds}
+def _scope(results, tasks):
+    """A scope whose guards list these methods, of a letter each; None: no list at all."""
+    kinds = {"task_result_filters": results, "task_data_filters": tasks}
+    lists = {kind: [{} if one is None else {"methods": [*one]} for one in guards] for kind, guards in kinds.items()}
+    return {kind: [{"path": GUARD, "args": methods} for methods in guards] for kind, guards in lists.items()}
 
 
 SCOPES = [
-    ([_guards([{"methods": ["a", "b"]}], [{"methods": ["b", "c"]}])], ["b"]),  # both ways must let it pass
-    ([_guards([{"methods": [name]}], [{"methods": [name]}]) for name in "ab"], ["a", "b"]),  # a job names its scope
-    *(([_guards(*both)], []) for both in (
-        ([{"methods": ["a"]}, {"methods": ["b"]}], [{"methods": ["a"]}]), ([{"methods": ["a"]}], []),
-        ([{}], [{"methods": ["a"]}]), ([{"methods": []}], [{"methods": []}]))),
+    ([_scope(["ab"], ["bc"])], ["b"]),  # both ways must let it pass
+    ([_scope(["a"], ["a"]), _scope(["b"], ["b"])], ["a", "b"]),  # a job names its scope
+    *(([_scope(*both)], []) for both in ((["a", "b"], ["a"]), (["a"], []), ([None], ["a"]), ([""], [""]))),
     ([], []), (["no scope"], []),
 ]  # fmt: skip
 

@@ -12,7 +12,6 @@ from fedtar_flare.core.errors import FedTARError
 from fedtar_flare.protocol.messages import HEADER, Reply
 from fedtar_flare.record.events import Step
 from fedtar_flare.record.log import of_kind, read_events
-from fedtar_flare.runtime.site_executor import SiteExecutor
 from fedtar_flare.site.context import Participation, decide, participation, state_of
 from fedtar_flare.testing import FunctionFederation, QuadraticSite
 from fedtar_flare.testing import random_pair as pair
@@ -81,22 +80,6 @@ def test_a_newer_patch_release_may_add_fields_and_an_error_of_another_version_is
     assert Reply.from_meta(meta).reason == "needs 0.0.9"
 
 
-class Behind(SiteExecutor):
-    """The real executor in front of a plain function."""
-
-    def __init__(self, site, kit):
-        super().__init__("fedtar")
-        self.site, self.kit, self.done = site, kit, []
-
-    def _in_processes(self, task, header, weights, *site):
-        self.done.append((task, header.round, header.step))
-        return self.site(task, header, weights)
-
-    def __call__(self, task, header, weights):
-        message = shareable(weights, ParamsType.FULL, header.to_meta())
-        return read(self.execute(task, message, context(self.kit, task), Signal()))
-
-
 @pytest.mark.parametrize(
     ("status", "kind", "word"), [(Participation.PAUSED, "abstained", "paused"), (Participation.LEFT, "absent", "left")]
 )
@@ -106,10 +89,15 @@ def test_a_veto_counts_from_the_running_task_on_and_the_job_goes_on(tmp_path, st
             decide(state_of(tmp_path / "kit"), status)  # while this task runs: what it gives is thrown away
         return plain(task, header, weights)
 
+    def vetoing(task, header, weights):
+        message = shareable(weights, ParamsType.FULL, header.to_meta())
+        return read(executor.execute(task, message, context(tmp_path / "kit", task), Signal()))
+
+    executor = Recorder(watched)
     names = ("site-a", "site-b", "site-c")
     plain, *others = (QuadraticSite(name, [pair(1), pair(2)], validation=pair(9)) for name in names)
-    sites = [vetoing := Behind(watched, tmp_path / "kit"), *others]
-    federation = FunctionFederation(tmp_path, dict(zip(names, sites, strict=True)), num_rounds=3, time_steps=2)
+    sites = dict(zip(names, (vetoing, *others), strict=True))
+    federation = FunctionFederation(tmp_path, sites, num_rounds=3, time_steps=2)
     federation.run()
     events = read_events(federation.results_folder)
     assert not federation.panics and events[-1].status == "completed"
@@ -117,7 +105,7 @@ def test_a_veto_counts_from_the_running_task_on_and_the_job_goes_on(tmp_path, st
     assert sorted(first.sites) == [*names]
     for step in later:
         assert sorted(step.sites) == ["site-b", "site-c"] and word in getattr(step, kind)["site-a"]
-    assert vetoing.done[-1] == ("train", 1, 2)
+    assert [(one.round, one.step) for one in executor.headers] == [(0, 0), (1, 1), (1, 2)], "and nothing after that"
 
 
 def test_the_commands_write_the_decision(tmp_path):

@@ -25,8 +25,7 @@ POLICY = "{min_patients: 1, min_local_steps: 1, min_batch_size: 1}"
 
 
 @pytest.fixture
-def kit(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
+def kit(tmp_path, own_home):
     kit = make_kit(tmp_path / "hospital", f"source: manifest\npath: manifest.csv\npolicy: {POLICY}\n")
     write_radiographs(kit / "local", 9, visits=3)
     (key := state_of(kit) / "fedtar.key").parent.mkdir(mode=0o700)

@@ -171,10 +171,9 @@ def sample(name, text, split="train"):
 
 
 @pytest.fixture
-def audited(tmp_path, monkeypatch):
+def audited(tmp_path, monkeypatch, own_home):
     """Audit a made-up model of one kind, and name the gates that it is beyond."""
     adapter, site = tmp_path / "adapter", Site.outside_of_jobs(tmp_path, "north")
-    monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
     info = {"run_id": "run", "round": 1, "model": {}, "fingerprint": "x", "method": "fedavg"}
     write_json(adapter / "fedtar.json", info)
     (adapter / "extra.safetensors").touch()

@@ -126,8 +126,7 @@ def test_the_account_is_right_outlives_a_restart_and_the_budget_ends_it(tmp_path
     assert ledger["runs"] == {"run-0": {"2.0": 1}, "run-1": {"2.0": 2}}
 
 
-def test_a_simulated_site_has_a_budget_for_each_run(tmp_path, monkeypatch):
-    monkeypatch.setenv("FEDTAR_HOME", str(tmp_path))
+def test_a_simulated_site_has_a_budget_for_each_run(tmp_path, own_home):
     privacy = GaussianPrivacy(noise_multiplier=2.0, max_epsilon=2.2)
     for run, status in (("one", OK), ("two", OK), ("two", ABSTAIN)):
         ctx = context(tmp_path, run_id=run, simulated=True)

@@ -188,9 +188,8 @@ PAGES = ("examples.html", "periods.html", "ahead-0002.jsonl", "reading-0/1-now.p
 
 
 @pytest.fixture
-def kit(tmp_path, monkeypatch):
+def kit(tmp_path, own_home):
     """A kit with the state of two runs, an audit, a ledger, and four patients' radiographs prepared in two sizes."""
-    monkeypatch.setenv("FEDTAR_HOME", str(tmp_path / "home"))
     kit = make_kit(tmp_path / "hospital-a", "source: manifest\npath: manifest.csv\ncache_dir: ../cache\n")
     write_radiographs(kit / "local", 4)
     (state_of(kit) / "audit").mkdir(parents=True)
