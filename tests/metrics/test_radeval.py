@@ -7,6 +7,7 @@ import sys
 import pytest
 from command import failing, passing
 from huggingface_hub import constants
+from tables import cases
 
 from fedtar_flare.core.files import write_text
 from fedtar_flare.learning.evaluation import report_rows, write_report_scores
@@ -27,16 +28,7 @@ class RadEval:
         values = [float("nan") if draft == "None" else float(ref == draft) for ref, draft in zip(refs, hyps)]
         return {key: values[1:] if "broken" in hyps else values for key in self.KEYS.get(self.name, [self.name])}
 """
-PARTS = {
-    "radgraph": ["radgraph/0.1.18/radgraph-xl/weights.th"],
-    "bertscore": ["models--distilbert-base-uncased/snapshots/a1/config.json"],
-    "radcliq": [
-        "radgraph/0.1.18/radgraph/weights.th",
-        "models--distilroberta-base/snapshots/a1/config.json",
-        "chexbert/models--StanfordAIMI--RRG_scorers/snapshots/a1/chexbert.pth",
-        "models--bert-base-uncased/snapshots/a1/config.json",
-    ],
-}
+PARTS = cases(__file__, "radeval.yaml")
 
 
 @pytest.fixture

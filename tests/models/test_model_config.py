@@ -47,20 +47,7 @@ def test_weights_survive_saving_and_load_strictly(tmp_path):
         load_weights(model, path)
 
 
-DECODER = {"decoder_name": None, "decoder_config": {"n_embd": 32, "n_layer": 2, "n_head": 2}, "max_length": 96}
-TIMM = {"weights": "random", "tokenizer": "small", "slices": 2, **DECODER}
-SWIN = {"image_size": 224, "encoder_name": "swin_tiny_patch4_window7_224"}
-
-
-@pytest.mark.parametrize(
-    ("name", "overrides", "layer", "in_encoder"),
-    [
-        ("tiny", {}, r"encoder\.backbone\.encoder\.stages\.\d\.layers\.\d\.", 6 * 6),
-        ("small", {"weights": None}, r"encoder\.backbone\.encoder\.stages\.\d\.layers\.\d\.", 6 * 6),
-        ("timm", {"image_size": 32, "encoder_name": "test_vit", **TIMM}, r"encoder\.backbone\.blocks\.\d\.", 4 * 6),
-        ("timm", SWIN | TIMM, r"encoder\.backbone\.layers\.\d\.blocks\.\d\.", 4 * 12),
-    ],
-)
+@pytest.mark.parametrize(("name", "overrides", "layer", "in_encoder"), cases(__file__, "adapted_layers.yaml"))
 def test_lora_s_targets_are_the_linear_layers_of_every_transformer_layer(name, overrides, layer, in_encoder):
     config = preset(name, **overrides)
     modules = dict(build_model(config).named_modules())

@@ -4,41 +4,23 @@ from itertools import chain
 
 import pytest
 import torch
+from tables import cases
 from tiny_vlms import FAMILIES, MORE_FAMILIES, REPORTS, batch, vlm_config
 from torch.nn import functional as F
 
 from fedtar_flare.models.build import build_model, build_tokenizer
 from fedtar_flare.models.vlm import marks_of
 
-ENDS = {
-    "qwen": ["<|im_end|>", "<|endoftext|>"], "gemma": ["<end_of_turn>", "<eos>"], "paligemma": ["<eos>"],
-    "mllama": ["<|eot_id|>", "<|end_of_text|>", "<|eom_id|>"], "llava": ["</s>"],
-}  # fmt: skip
-OTHERS = ["<|im_start|>", "<start_of_turn>", "<loc0001>", "<|start_header_id|>", "<image>", "[multimodal]", "<|image|>"]
+ENDS, OTHERS = cases(__file__, "marks.yaml").values()
 TEXT = f"Effusion {' x'.join(chain(*ENDS.values(), OTHERS))}<<s></s>."
-
-
 QUICK = [name if name in FAMILIES else pytest.param(name, marks=pytest.mark.slow) for name in MORE_FAMILIES]
 
 
 @pytest.fixture(scope="module", params=QUICK)
-def family(request):
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def config(family, tmp_path_factory):
-    return vlm_config(MORE_FAMILIES[family](tmp_path_factory.mktemp(family)))
-
-
-@pytest.fixture(scope="module")
-def model(config):
-    return build_model(config)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(config):
-    return build_tokenizer(config)
+def vlm(request, tmp_path_factory):
+    """A family's name, configuration, model and tokenizer."""
+    config = vlm_config(MORE_FAMILIES[request.param](tmp_path_factory.mktemp(request.param)))
+    return request.param, config, build_model(config), build_tokenizer(config)
 
 
 def written_loss(model, tokenizer, i):
@@ -55,7 +37,8 @@ def written_loss(model, tokenizer, i):
     return F.cross_entropy(torch.cat(out.logits), torch.tensor(words))
 
 
-def test_a_report_s_loss_is_that_of_writing_it_whatever_the_batch(model, tokenizer):
+def test_a_report_s_loss_is_that_of_writing_it_whatever_the_batch(vlm):
+    *_, model, tokenizer = vlm
     with torch.no_grad():
         losses = model(batch(), *tokenizer.batch(REPORTS))
         reference = torch.stack([written_loss(model, tokenizer, i) for i in range(3)])
@@ -64,8 +47,9 @@ def test_a_report_s_loss_is_that_of_writing_it_whatever_the_batch(model, tokeniz
     torch.testing.assert_close(alone, losses)
 
 
-def test_what_is_written_has_the_likelihood_that_its_loss_says_and_not_that_of_the_batch(model, tokenizer):
+def test_what_is_written_has_the_likelihood_that_its_loss_says_and_not_that_of_the_batch(vlm):
     """Also of several images, which beams must keep apart."""
+    *_, model, tokenizer = vlm
     written = model.generate(batch(), num_beams=3, max_length=12).tolist()
     alone = [model.generate(batch(i), 3, 12)[0].tolist() for i in range(3)]
     assert list(map(tokenizer.decode, written)) == list(map(tokenizer.decode, alone))
@@ -79,7 +63,8 @@ def test_what_is_written_has_the_likelihood_that_its_loss_says_and_not_that_of_t
         torch.testing.assert_close(model(batch(), ids, ids), -result.sequences_scores, rtol=1e-4, atol=1e-4)
 
 
-def test_marks_in_a_report_stay_text_in_training_and_in_the_turn_of_the_visit_before(model, config):
+def test_marks_in_a_report_stay_text_in_training_and_in_the_turn_of_the_visit_before(vlm):
+    _, config, model, _ = vlm
     long = build_tokenizer(config.replace(max_length=999))
     marks = {*marks_of(model._processor.tokenizer).values()}
     body = long.encode(TEXT)[1:-1]
@@ -90,7 +75,8 @@ def test_marks_in_a_report_stay_text_in_training_and_in_the_turn_of_the_visit_be
     assert TEXT.replace(" ", "") in again, "the text is all there"
 
 
-def test_a_draft_ends_at_each_end_that_the_model_names_and_has_no_other_mark(model, tokenizer, family):
+def test_a_draft_ends_at_each_end_that_the_model_names_and_has_no_other_mark(vlm):
+    family, _, model, tokenizer = vlm
     marks = marks_of(model._processor.tokenizer)
     assert tokenizer.end_ids == {marks[end] for end in ENDS[family]} and tokenizer.eos_id == marks[ENDS[family][0]]
     wanted = []

@@ -29,13 +29,7 @@ from fedtar_flare.suite.results import SUMS, by_arm, compare_scores, difference,
 from fedtar_flare.suite.tables import verdict, winner
 from fedtar_flare.suite.task_page import Run, differences, values
 
-ROWS = [
-    ("s1", "p1", "Small left effusion. No pneumothorax.", "Small left effusion."),
-    ("s2", "p1", "The left effusion has increased.", "Unchanged left effusion."),
-    ("s3", "p2", "Lungs are clear.", "Lungs are clear."),
-    ("s4", "p3", "Moderate cardiomegaly with mild edema.", "Cardiomegaly. No edema."),
-    ("s5", "p4", "Kein Pneumothorax.", "Pneumothorax."),
-]
+ROWS, TEXTS = cases(__file__, "drafts.yaml").values()
 REPORTS = [{"study_id": s, "patient_id": p, "report": report} for s, p, report, _ in ROWS]
 DRAFTS = [{"study_id": s, "prediction": draft} for s, _, _, draft in ROWS]
 FORMS = {
@@ -169,24 +163,19 @@ def test_every_metric_over_studies_draws_studies_and_corrects_for_the_metrics():
     assert whole.value == pytest.approx(cider.difference.value) and whole[1:] != cider.difference[1:]
 
 
-@pytest.mark.parametrize("second, best", [(0.0004, None), (0.0008, "a")])
-def test_nobody_is_best_on_a_tie(second, best):
-    means, shown = {"a": 0.001, "b": 0.001 - second}, partial(score, "bleu_4")
-    assert winner(means, shown) == best
-    text = verdict("BLEU-4", means, None, {}, "b", {"a": "A", "b": "B"}, shown)
-    assert ("A has the best" in text) == (best is not None)
-    assert winner({"a": 0.5}, shown) is None, "there is no other"
-    only = verdict("BLEU-4", {"a": 0.5}, None, {}, "b", {"a": "A", "b": "B"}, shown)
-    assert only == "A is the only arm with results: BLEU-4."
+def test_nobody_is_best_on_a_tie_and_a_difference_is_beyond_chance_where_its_interval_and_its_p_say_so():
+    shown = partial(score, "bleu_4")
 
+    def said(means, **less):
+        return verdict("BLEU-4", means, None, less, "b", {"a": "A", "b": "B"}, shown)
 
-@pytest.mark.parametrize(
-    "low, p, beyond", [(0.01, 0.01, True), (0.01, 0.2, False), (-0.01, 0.01, False), (0.01, None, True)]
-)
-def test_a_difference_is_beyond_chance_where_its_interval_and_its_p_say_so(low, p, beyond):
-    less = {"a": (Interval(0.1, low, 0.2), p)}
-    text = verdict("BLEU-4", {"a": 0.5, "b": 0.4}, None, less, "b", {"a": "A", "b": "B"}, partial(score, "bleu_4"))
-    assert text.endswith(": beyond chance.") == beyond
+    for second, best in ((0.0004, None), (0.0008, "a")):
+        means = {"a": 0.001, "b": 0.001 - second}
+        assert winner(means, shown) == best and ("A has the best" in said(means)) == (best is not None)
+    assert winner({"a": 0.5}, shown) is None and said({"a": 0.5}) == "A is the only arm with results: BLEU-4."
+    for low, p, beyond in ((0.01, 0.01, True), (0.01, 0.2, False), (-0.01, 0.01, False), (0.01, None, True)):
+        text = said({"a": 0.5, "b": 0.4}, a=(Interval(0.1, low, 0.2), p))
+        assert text.endswith(": beyond chance.") == beyond, (low, p)
 
 
 TASKS = cases(__file__, "tasks.yaml")
@@ -254,7 +243,6 @@ def test_equal_arms_differ_by_nothing_and_a_better_one_by_more(tmp_path):
     assert set(epochs) <= {0, 1, 2} and set(seconds) <= {1.0, 2.0, 3.0}
 
 
-# ---------------------------------------------------------------------- labels that staff checked
 PREVALENCE, NAMED, INVENTED = np.array([0.1, 0.25, 0.4]), 0.75, 0.08  # of what is there, drafts name 75 %
 F1 = 2 * NAMED * PREVALENCE.sum() / (PREVALENCE + NAMED * PREVALENCE + INVENTED * (1 - PREVALENCE)).sum()
 
@@ -285,12 +273,6 @@ def test_the_corrected_interval_covers_the_true_f1_and_the_labels_own_does_not(m
     assert np.mean([one.recall.low <= 0.8 <= one.recall.high for one in trials]) >= 0.9
 
 
-TEXTS = [
-    ("Small left effusion.", "Left effusion."),
-    ("Lungs are clear.", "Right effusion and edema."),
-    ("Cardiomegaly. Mild edema.", "Cardiomegaly."),
-    ("Blunted angle.", "Small effusion."),  # the rules miss what staff see in the first
-]
 CASES = [(f"patient-{i // 2}", f"study-{i}", *TEXTS[i % 4]) for i in range(24)]
 CLASSES = rule_labeler("chexpert-rules").names
 

@@ -10,6 +10,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tables import cases
+from torch.nn.functional import normalize as unit
 
 from fedtar_flare.core.errors import ExchangeError
 from fedtar_flare.data.cells import Timeline
@@ -21,6 +23,8 @@ from fedtar_flare.site.policy import GUARD, PRIVACY_FILTER
 from fedtar_flare.site.site_file import Bounds, SiteConfig
 from fedtar_flare.testing import executor_of, task_of
 
+CASES = cases(__file__, "cases.yaml")
+
 
 def samples(patients, visits=2):
     def sample(p, v):
@@ -30,21 +34,13 @@ def samples(patients, visits=2):
     return [sample(p, v) for p in range(patients) for v in range(visits)]
 
 
-def unit(vectors):
-    return torch.nn.functional.normalize(vectors, dim=-1)
-
-
 def normal(*shape, seed=0):
     return unit(torch.randn(*shape, generator=torch.Generator().manual_seed(seed)))
 
 
-@given(
-    patients=st.integers(0, 23), rows=st.integers(1, 7), group=st.integers(1, 6), seed=st.integers(0, 2**56),
-    rounds=st.integers(1, 12),
-)  # fmt: skip
-def test_rows_of_distinct_patients_who_stay_together_and_come_again_after_all_others(
-    patients, rows, group, seed, rounds
-):
+@given(st.tuples(st.integers(0, 23), st.integers(1, 7), st.integers(1, 6), st.integers(1, 12)), st.integers(0, 2**56))
+def test_rows_of_distinct_patients_who_stay_together_and_come_again_after_all_others(numbers, seed):
+    patients, rows, group, rounds = numbers
     pool = samples(patients)
     chosen = [rows_of_round(pool, r, rows, group, seed) for r in range(1, rounds + 1)]
     groups = patients // group
@@ -130,7 +126,7 @@ def test_the_bank_comes_down_with_the_weights_and_is_checked(learner_of):
     assert torch.equal(learner.bank.rows, normal(4, 32)) and learner.shared().keys() == w.keys()
     learner.load_shared(w)
     assert learner.bank.rows.shape == (0, 32)
-    for bad in (normal(4, 31), normal(4), 2 * normal(4, 32), torch.zeros(1, 32)):
+    for bad in (normal(4, 31), normal(1, 4)[0], 2 * normal(4, 32), torch.zeros(1, 32)):
         with pytest.raises(ExchangeError, match="bank"):
             learner.load_shared({**w, "bank.features": bad})
     with pytest.raises(ExchangeError, match="not rows of 3"):
@@ -147,11 +143,7 @@ def strategy_at(source="manifest", share=None, simulated=False, workspace=None, 
     return executor.strategy, task_of(executor, source, config=config, site=site, min_cell=policy.min_patients)
 
 
-@pytest.mark.parametrize(
-    ("source", "simulated", "share", "expected"),
-    [("manifest", False, None, False), ("manifest", False, True, True), ("manifest", True, None, True),
-     ("synthetic", False, None, True), ("synthetic", False, False, False), ("manifest", True, False, False)],
-)  # fmt: skip
+@pytest.mark.parametrize(("source", "simulated", "share", "expected"), CASES["shares"])
 def test_a_real_site_shares_no_row_unless_its_file_says_so(tmp_path, source, simulated, share, expected):
     strategy, task = strategy_at(source, share, simulated, tmp_path)
     assert strategy._shares_features(task) is expected
@@ -166,11 +158,7 @@ def test_no_row_leaves_a_site_whose_policy_has_a_privacy_filter(tmp_path):
         assert strategy._shares_features(task) is expected
 
 
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [({}, 5), ({"bank_group": 3}, 5), ({"bank_group": 8}, 10), ({"min_patients": 9}, 9), ({"simulated": True}, 1),
-     ({"source": "synthetic", "bank_group": 2}, 2), ({"min_patients": 1}, 5)],
-)  # fmt: skip
+@pytest.mark.parametrize(("settings", "expected"), CASES["patients a row"])
 def test_a_row_of_a_real_site_is_of_at_least_five_patients_whatever_the_job_says(settings, expected):
     strategy, task = strategy_at(share=True, **settings)
     assert strategy._patients_a_row(task.config, task.min_cell) == expected

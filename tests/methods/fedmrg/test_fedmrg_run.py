@@ -28,11 +28,8 @@ from fedtar_flare.testing import FunctionFederation, Hospital
 T = 2
 MEMBERS, UNSEEN = ("site-1", "site-2"), "site-3"
 SITES = (*MEMBERS, UNSEEN)
-SETTINGS = {
-    "model": {"max_length": 10, "num_beams": 1},
-    "training": {"local_steps": 2, "batch_size": 4, "lr": 1e-2},
-    "data": {"synthetic_patients": 12},
-}
+SETTINGS = {"model": {"max_length": 10, "num_beams": 1}, "data": {"synthetic_patients": 12}}
+SETTINGS |= {"training": {"local_steps": 2, "batch_size": 4, "lr": 1e-2}}
 
 
 @pytest.fixture(scope="module")
@@ -71,9 +68,8 @@ def state_of(federation, site):
 def test_one_exchange_a_round_of_the_members_alone_and_an_unseen_hospital_is_only_scored(federation):
     events = federation.events
     assert of_kind(events, End)[-1].status == "completed"
-    assert [(step.round, step.step, tuple(step.sites)) for step in of_kind(events, Step)] == [
-        (1, 1, MEMBERS), (2, 1, MEMBERS)
-    ]  # fmt: skip
+    steps = [(step.round, step.step, tuple(step.sites)) for step in of_kind(events, Step)]
+    assert steps == [(1, 1, MEMBERS), (2, 1, MEMBERS)]
     asked = [(m.task, m.header.round, m.header.score) for m in federation.sites[UNSEEN].messages]
     assert asked == [("handshake", 0, "all"), ("close_round", 2, "all")], "in a round without scores it is left alone"
     assert all(m.header.score == "test" for name in MEMBERS for m in federation.sites[name].messages)

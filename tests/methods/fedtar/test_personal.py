@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from learners import MODEL, learner_of
+from tables import cases
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.data.cells import key_check
@@ -101,14 +102,8 @@ def test_a_draft_is_what_the_site_s_own_learner_writes(cohort, tmp_path, kind):
         assert draft.text == generic and not draft.personal and "shared adapter alone" in draft.to_text()
 
 
-@pytest.mark.parametrize(
-    ("words", "changes"),
-    [("method 'fedtra' is unknown; did you mean 'fedtar'", {"method": "fedtra"}),
-     ("'fedavg' keeps no adapters .* without --state", {"method": "fedavg"}),
-     (rf"no patient part of round {ROUND - 1}.*versions there: 0003-02", {"round": ROUND - 1}),
-     ("run-1/.* has no patient part of run run-2.*: name the site's folder in run-2", {"run_id": "run-2"})],
-)  # fmt: skip
-def test_an_adapter_of_another_method_run_or_round_is_refused(run, tmp_path, caplog, words, changes):
+@pytest.mark.parametrize(("changes", "words"), cases(__file__, "refusals.yaml")["adapters"])
+def test_an_adapter_of_another_method_run_or_round_is_refused(run, tmp_path, caplog, changes, words):
     named = Drafter(with_info(run, tmp_path / "named", method="fedtar"), state=run.state.folder, device="cpu")
     assert named.personal and isinstance(named.site_model, PatientLearner)
     with pytest.raises(ConfigError, match=words):

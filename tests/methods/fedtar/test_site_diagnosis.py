@@ -8,6 +8,7 @@ import torch
 from learners import MODEL
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+from tables import cases
 
 from fedtar_flare.core.errors import ConfigError, ExchangeError
 from fedtar_flare.core.settings import matches
@@ -94,16 +95,8 @@ def test_in_training_the_prompts_are_what_the_report_says(learner_of):
     assert moved and all(".diagnosis.head." in name for name in moved)
 
 
-@pytest.mark.parametrize(
-    ("source", "method", "settings", "words"),
-    [("manifest", "fedtar", {"diagnosis": {"labeler": "synthetic"}}, r"diagnosis\.labeler is 'synthetic'.*chexpert-"),
-     ("manifest", "fedmrg", {"fedmrg": {"prompts": "memory"}}, "fedmrg.labeler is 'synthetic'.*chexpert-rules"),
-     ("synthetic", "fedtar", {"diagnosis": {"labeler": "none", "shared": True}}, r"diagnosis\.shared.*no head"),
-     ("manifest", "fedtar", {"patient": {"enabled": False}, "temporal": {"validation": "findings"}}, "set diagnosis")],
-)  # fmt: skip
-def test_a_hospital_refuses_the_synthetic_rules_for_real_reports_and_a_shared_head_that_it_has_not(
-    cohort, source, method, settings, words
-):
+@pytest.mark.parametrize(("source", "method", "settings", "words"), cases(__file__, "refusals.yaml")["labelers"])
+def test_a_hospital_refuses_synthetic_rules_for_real_reports_and_no_head(cohort, source, method, settings, words):
     executor = executor_of(method, preset="tiny", **settings)
     executor.strategy = executor.strategy.at(source, None)
     with pytest.raises(ConfigError, match=words):
@@ -201,17 +194,9 @@ def test_a_shared_head_has_its_own_rate_lower_where_a_task_goes_through_its_visi
     assert [group["lr"] for group in groups] == pytest.approx([learner.training.lr, SHARED.lr * share])
 
 
-@pytest.mark.parametrize(
-    ("source", "settings", "shared", "rate"),
-    [("synthetic", {"labeler": "auto", "shared": "auto"}, True, SHARED_RATE),
-     ("synthetic", {"labeler": "auto", "shared": "auto", "lr": 0.001}, True, 0.001),
-     ("synthetic", {"labeler": "none", "shared": "auto"}, False, OWN_RATE),
-     ("synthetic", {"labeler": "auto", "shared": False}, False, OWN_RATE),
-     ("manifest", {"labeler": "auto", "shared": "auto"}, False, OWN_RATE),
-     ("manifest", {"labeler": "ctrate-rules", "shared": "auto"}, False, OWN_RATE),
-     ("manifest", {"labeler": "ctrate-rules", "shared": True}, True, SHARED_RATE)],
-)  # fmt: skip
-def test_left_to_the_data_synthetic_data_alone_is_labelled_and_its_head_shared(source, settings, shared, rate):
+@pytest.mark.parametrize(("source", "settings", "shared"), cases(__file__, "heads.yaml"))
+def test_left_to_the_data_synthetic_data_alone_is_labelled_and_its_head_shared(source, settings, shared):
+    rate = settings.get("lr", SHARED_RATE if shared else OWN_RATE)
     groups = {"diagnosis": settings, "lora": {"exchange": ["a"]}, "data": {"prior": "auto"}}
     before = executor_of("fedtar", preset="tiny", **groups).strategy
     strategy = before.at(source, None)
@@ -252,12 +237,9 @@ def test_a_report_that_is_searched_for_again_is_written_with_its_own_patient_s_a
     plain.load_private(learner.private())
     first = plain.generate(samples, plain.images(samples))
     odd = {text: number % 2 for number, text in enumerate(first)}  # every other report does not say what was read
-    learner.generator.choice = SimpleNamespace(
-        candidates=4,
-        prompted_findings=lambda seen: [0] * len(seen.tokens),
-        count_differences=lambda text, prompted: odd.get(text, -len(text)),
-        complete=lambda text, prompted: text,
-    )
+    learner.generator.choice = choice = SimpleNamespace(candidates=4, complete=lambda text, prompted: text)
+    choice.prompted_findings = lambda seen: [0] * len(seen.tokens)
+    choice.count_differences = lambda text, prompted: odd.get(text, -len(text))
     assert len(odd) == len(samples)
     together = learner.generate(samples, learner.images(samples))
     apart = [learner.generate([sample], learner.images([sample]))[0] for sample in samples]
