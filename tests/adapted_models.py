@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -42,29 +43,24 @@ def cvt_case() -> Case:
     config = transformers.CvtConfig(
         embed_dim=[8, 8, 16], num_heads=[1, 1, 2], depth=[1, 2, 3], drop_path_rate=[0.0, 0.0, 0.0], mlp_ratio=[2.0] * 3
     )
-    return Case(
-        transformers.CvtModel(config),
-        ["*.projection_query", "*.projection_key", "*.projection_value", "*.dense"],
-        {"pixel_values": normal(BATCH * SLICES, 3, 32, 32)},
-        SLICES,
-        lambda model, inputs: model(**inputs).last_hidden_state,
-    )
-
-
-def gpt2_model() -> nn.Module:
-    sizes = {"vocab_size": VOCABULARY, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2}
-    tokens = {"bos_token_id": 0, "eos_token_id": END, "pad_token_id": PAD}
-    still = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
-    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes, **tokens, **still, add_cross_attention=True))
+    targets = ["*.projection_query", "*.projection_key", "*.projection_value", "*.dense"]
+    inputs = {"pixel_values": normal(BATCH * SLICES, 3, 32, 32)}
+    outputs = lambda model, inputs: model(**inputs).last_hidden_state  # noqa: E731
+    return Case(transformers.CvtModel(config), targets, inputs, SLICES, outputs)
 
 
 GPT2_TARGETS = ("*.c_attn", "*.q_attn", "*.c_proj", "*.c_fc")
 
 
 def gpt2_case() -> Case:
+    sizes = {"vocab_size": VOCABULARY, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2}
+    tokens = {"bos_token_id": 0, "eos_token_id": END, "pad_token_id": PAD}
+    still = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
+    config = transformers.GPT2Config(**sizes, **tokens, **still, add_cross_attention=True)
     ids = torch.randint(0, VOCABULARY, (BATCH, 7), generator=torch.Generator().manual_seed(2))
     inputs = {"input_ids": ids, "encoder_hidden_states": normal(BATCH, 5, 16)}
-    return Case(gpt2_model(), GPT2_TARGETS, inputs, 1, lambda model, inputs: model(**inputs).logits)
+    model = transformers.GPT2LMHeadModel(config)
+    return Case(model, GPT2_TARGETS, inputs, 1, lambda model, inputs: model(**inputs).logits)
 
 
 def timm_case(name: str, targets: Sequence[str], image: int, **settings: Any) -> Case:
@@ -125,9 +121,7 @@ def of_layers(peft_model: Any, patient: PatientLoRA, *values: Tensor) -> dict[tu
     }
 
 
-def written_out_weights(
-    base: nn.Module, peft_model: Any, patient: PatientLoRA, q: Tensor, step: Tensor
-) -> dict[str, Tensor]:
+def written_out_weights(base: nn.Module, peft_model: Any, patient: PatientLoRA, q: Tensor, step: Tensor) -> Any:
     """``W + s A B^T + s_p A_p B_p^T`` of one patient for every adapted layer, by parameter name of the base model."""
     own = dict(patient.named_parameters())
     shared = dict(peft_model.named_parameters())
@@ -149,17 +143,12 @@ def written_out_weights(
     return weights
 
 
-class One(nn.Module):
-    def __init__(self, inputs: int, outputs: int):
-        super().__init__()
-        self.layer = nn.Linear(inputs, outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x)
+def one(inputs: int, outputs: int) -> nn.Module:
+    return nn.Sequential(OrderedDict(layer=nn.Linear(inputs, outputs)))
 
 
 def one_layer(inputs: int = 6, outputs: int = 4, **changes: Any) -> tuple[Any, PatientLoRA]:
-    peft_model, patient = adapted(One(inputs, outputs).double(), ["layer"], **changes)
+    peft_model, patient = adapted(one(inputs, outputs).double(), ["layer"], **changes)
     shake(peft_model)
     shake(patient)
     return peft_model, patient

@@ -9,6 +9,12 @@ def normal(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+def near(weights, seed=1, scale=0.01):
+    """Weights near others."""
+    generator = torch.Generator().manual_seed(seed)
+    return {name: value + scale * torch.randn(value.shape, generator=generator) for name, value in weights.items()}
+
+
 def noise(count=2, slices=4, size=32, *, seed=0, gap_mm=20.0, there=()):
     """``count`` images; ``there`` gives the number of their first slices that are no padding, by row (else all)."""
     generator = torch.Generator().manual_seed(seed)

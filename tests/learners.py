@@ -21,13 +21,9 @@ def learner_of(cohort, kind=ReportLearner, *, model=MODEL, exchange=(), **others
     if issubclass(kind, PatientLearner):
         patient = others.setdefault("patient", PatientConfig())
         others.setdefault("mixture", fit_mixture(cohort, patient, 5) if patient.enabled else None)
-    return kind(
-        model=model,
-        lora=LoRAConfig(exchange=exchange),
-        training=TrainingConfig(**{"local_steps": 3, "batch_size": 4} | training),
-        cohort=cohort,
-        **{"seed": 3} | others,
-    )
+    training = TrainingConfig(**{"local_steps": 3, "batch_size": 4} | training)
+    own = {"model": model, "lora": LoRAConfig(exchange=exchange), "training": training, "cohort": cohort}
+    return kind(**own, **{"seed": 3} | others)
 
 
 def gradients(learner, samples):
@@ -47,3 +43,22 @@ def fedmrg_learner(cohort, exchange=THETA, kind=FedMRGLearner, **settings):
     own = {name: settings.pop(name) for name in tuple(settings) if name in FedMRGConfig.model_fields}
     others = {"model": model.replace(lora_targets=decoder_targets(model.lora_targets)), "fedmrg": FedMRGConfig(**own)}
     return learner_of(cohort, kind, exchange=exchange, **{"seed": 0} | others | settings)
+
+
+class SmallMemory(ReportLearner):
+    """Runs out of memory with more than so many reports at once, in the loss or (``late``) only when it writes."""
+
+    most, late = 10**6, False
+
+    def report_losses(self, samples, images, personal=True, **others):
+        self._require(samples, self.late)
+        return super().report_losses(samples, images, personal, **others)
+
+    def generate(self, samples, images, personal=True):
+        self._require(samples, False)
+        return super().generate(samples, images, personal)
+
+    def _require(self, samples, spared):
+        self.sizes = [*getattr(self, "sizes", []), len(samples)]
+        if len(samples) > self.most and not spared:
+            raise torch.OutOfMemoryError("CUDA out of memory (injected)")

@@ -8,15 +8,8 @@ from pathlib import Path
 import torch
 
 CONTEXT = get_context("forkserver")  # imports once; this process itself may have threads, which a fork would not copy
-CONTEXT.set_forkserver_preload(
-    [
-        "peft",
-        "transformers.models.gpt2.modeling_gpt2",
-        "fedtar_flare.methods.scaffold",
-        "fedtar_flare.learning.evaluation",
-        "fedtar_flare.synthetic.cohort",
-    ]
-)
+PACKAGE = [f"fedtar_flare.{name}" for name in ("methods.scaffold", "learning.evaluation", "synthetic.cohort")]
+CONTEXT.set_forkserver_preload(["peft", "transformers.models.gpt2.modeling_gpt2", *PACKAGE])
 
 
 def in_ranks(size, function, *arguments, device="cpu"):

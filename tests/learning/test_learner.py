@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 from learners import MODEL
+from refused import refused
 
-from fedtar_flare.core.errors import DataError
 from fedtar_flare.imaging.batch import collate
 from fedtar_flare.imaging.cache import Prepared
 from fedtar_flare.imaging.pipeline import prepare
@@ -175,9 +175,8 @@ class Overflow(ReportLearner):
 def test_a_task_whose_every_update_is_skipped_fails_and_changes_nothing(learner_of, kind):
     learner = learner_of(kind)
     before = learner.shared() | {name: value.clone() for name, value in learner.private().items()}
-    with pytest.raises(DataError, match="none of the 3 local updates") as caught:
+    with refused("non-finite-gradient", "none of the 3 local updates"):
         learner.train(1, 11)
-    assert caught.value.reason == "non-finite-gradient"
     after = learner.shared() | learner.private()
     assert before.keys() == after.keys() and all(torch.equal(value, after[name]) for name, value in before.items())
 
@@ -210,9 +209,7 @@ def test_evaluation_with_and_without_the_personal_part(learner_of, cohort, tmp_p
 
 
 @pytest.mark.parametrize(("seconds", "least", "made"), [(7.9, 1, 3), (0.5, 4, 4), (12.0, 1, 6)])
-def test_a_task_makes_as_many_updates_as_fit_and_they_are_those_of_a_shorter_task(
-    learner_of, monkeypatch, seconds, least, made
-):
+def test_a_task_makes_as_many_updates_as_fit_as_a_shorter_task_does(learner_of, monkeypatch, seconds, least, made):
     now = [0.0]
     monkeypatch.setattr("fedtar_flare.learning.learner.clock", lambda: now[0])
     timed = learner_of(PatientLearner, local_steps=6, seconds=seconds)

@@ -71,18 +71,10 @@ MAPS = ["encoder.*", "pooling.*", "projection.*", "!*embedding*"]
 MODEL = preset("tiny", max_length=12)
 
 
-@pytest.fixture
-def site_of(hospital):
-    def greeted(kind, **more):
-        lora = {"exchange": MAPS} if kind == "none" else {}
-        return hospital(method="fedpeft", fresh=False, peft={"kind": kind, **more}, lora=lora, **SMALL)
-
-    return greeted
-
-
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_kind_trains_what_it_sends_and_nothing_else(site_of, kind):
-    site, reply, w = site_of(kind)
+def test_each_kind_trains_what_it_sends_and_nothing_else(hospital, kind):
+    lora = {"exchange": MAPS} if kind == "none" else {}
+    site, reply, w = hospital(method="fedpeft", fresh=False, peft={"kind": kind}, lora=lora, **SMALL)
     learner = site.executor.strategy.learner
     before = {n: p.detach().clone() for n, p in learner.model.named_parameters()}
     trained, update = site.train(w, 1, 1)
@@ -98,8 +90,8 @@ def test_each_kind_trains_what_it_sends_and_nothing_else(site_of, kind):
     assert closing.numbers["validation_loss"] > 0 and closing.payload["scores"]
 
 
-def test_adalora_s_penalty_is_that_of_factors_that_are_not_orthonormal(site_of):
-    site, _, w = site_of("adalora")
+def test_adalora_s_penalty_is_that_of_factors_that_are_not_orthonormal(hospital):
+    site, _, w = hospital(method="fedpeft", fresh=False, peft={"kind": "adalora"}, **SMALL)
     learner = site.executor.strategy.learner
     factors = {n: p for n, p in shared_parameters(learner.model).items() if n[-1] in "AB"}
     assert len(factors) * 3 == len(w) * 2

@@ -25,7 +25,7 @@ from fedtar_flare.testing import FunctionFederation, Hospital, QuadraticSite
 SITES, T, PATIENTS = ("site-1", "site-2"), 2, 16
 TINY = {"preset": "tiny", "time_steps": T, "data": {"synthetic_patients": PATIENTS}}
 SHORT = {"model": {"max_length": 8, "num_beams": 1}, "training": {"local_steps": 2, "batch_size": 2}}
-NAMES = ("careful", "hasty", "job")
+NAMES = ("careful", "hasty", "job", "run")
 evaluation = partial(MethodRecipe, "evaluate", **TINY)
 
 
@@ -54,11 +54,11 @@ def sites(tmp_path, home, monkeypatch):
         cohort = synthetic_cohort(site, folder=home / "synthetic", patients=PATIENTS, timeline=Timeline(T), seed=0)
         samples = cohort.samples("test")
         drafts = {"careful": planted(samples, 6), "hasty": planted(samples, 3)}
-        lines = ["source: synthetic", f"state_dir: {tmp_path / 'state'}", "candidates:"]
         for name, texts in drafts.items():
             write_drafts(tmp_path / "sites" / f"{site}-{name}.csv", samples, texts)
-            lines.append(f"  {name}: {site}-{name}.csv")
-        (tmp_path / "sites" / f"{site}.yaml").write_text("\n".join(lines) + "\n")
+        about = {"source": "synthetic", "state_dir": str(tmp_path / "state")}
+        about |= {"candidates": {name: f"{site}-{name}.csv" for name in drafts}}
+        (tmp_path / "sites" / f"{site}.yaml").write_text(yaml.safe_dump(about, sort_keys=False))
         made[site] = samples, drafts
     return made
 
@@ -69,9 +69,9 @@ def compared(results):
 
 @pytest.mark.slow
 def test_an_evaluation_compares_what_each_site_has(sites, tmp_path):
-    candidates = {"careful": "", "hasty": "", "nobody": "", "job": ""}
-    recipe = evaluation(evaluate={"candidates": candidates}, **SHORT)
-    results = run_in_process(recipe, SITES, tmp_path / "run")
+    trained = run_in_process(MethodRecipe("fedavg", num_rounds=1, **TINY, **SHORT), SITES, tmp_path / "trained")
+    candidates = dict.fromkeys(("careful", "hasty", "nobody", "job"), "") | {"run": str(trained / "adapter")}
+    results = run_in_process(evaluation(evaluate={"candidates": candidates}, **SHORT), SITES, tmp_path / "run")
     event = compared(results)
     assert event.sites == {site: dict.fromkeys(NAMES, "scored") | {"nobody": "not-here"} for site in SITES}
     assert {"finding_f1", "presence_f1", "rouge_l"} <= {*event.results}
@@ -80,6 +80,8 @@ def test_an_evaluation_compares_what_each_site_has(sites, tmp_path):
     assert {site: {*of} for site, of in by_site.items()} == {site: {*NAMES} for site in SITES}
     usual = of_kind(read_events(results), Evaluation)[-1].sites["site-1"].all
     assert by_site["site-1"]["careful"]["rouge_l"] == pytest.approx(usual["rouge_l"], abs=1e-9)
+    for site, of in json.loads((trained / "metrics.json").read_text())["final"].items():
+        assert by_site[site]["run"]["rouge_l"] == pytest.approx(of["all"]["rouge_l"]), "an adapter scores as in its run"
     assert "token_loss" not in usual and "careful - hasty" in (results / "report.html").read_text()
 
 
@@ -93,18 +95,6 @@ def test_candidates_can_be_arms_of_the_comparison_page(sites, tmp_path):
     passing("compare", tmp_path / "drafts.yaml", "-o", tmp_path / "comparison", FEDTAR_SITES=str(tmp_path / "sites"))
     page = (tmp_path / "comparison" / "comparison.html").read_text()
     assert "careful" in page and "Difference to hasty" in page and "ROUGE-L" in page
-
-
-@pytest.mark.slow
-def test_an_adapter_of_a_run_is_a_candidate(sites, tmp_path):
-    trained = run_in_process(MethodRecipe("fedavg", num_rounds=1, **TINY, **SHORT), SITES, tmp_path / "trained")
-    recipe = evaluation(evaluate={"candidates": {"run": str(trained / "adapter"), "job": ""}}, **SHORT)
-    event = compared(run_in_process(recipe, SITES, tmp_path / "run"))
-    assert event.sites == {site: {"run": "scored", "job": "scored"} for site in SITES}
-    text = (tmp_path / "run" / "fedtar" / "metrics.json").read_text()
-    scores = {site: of["all"]["bleu_4"] for site, of in json.loads(text)["final"].items()}
-    after = json.loads((trained / "metrics.json").read_text())["final"]
-    assert scores == pytest.approx({site: of["all"]["bleu_4"] for site, of in after.items()})
 
 
 def validated(hospital, run_id="run"):
@@ -123,9 +113,8 @@ def of_hospital(tmp_path, candidates, **data):
 def test_drafts_that_differ_in_one_patient_s_are_withheld(sites, tmp_path):
     (samples, drafts), folder = sites["site-1"], tmp_path / "sites"
     patient = samples[0].visit.patient_id
-    one = [
-        "Clear." if s.visit.patient_id == patient else text for s, text in zip(samples, drafts["careful"], strict=True)
-    ]
+    pairs = zip(samples, drafts["careful"], strict=True)
+    one = ["Clear." if sample.visit.patient_id == patient else text for sample, text in pairs]
     write_drafts(folder / "one.csv", samples, one)
     with (folder / "site-1.yaml").open("a") as file:
         file.write("  one: one.csv\n")
@@ -161,8 +150,9 @@ def test_a_bad_file_of_drafts_is_an_error_at_that_site_which_tells_nothing(sites
 
 
 def test_a_path_in_a_job_is_for_simulations(sites, tmp_path):
-    hospital = of_hospital(tmp_path, {"mine": str(tmp_path)})
-    assert validated(hospital).reason.startswith("candidate 'mine' cannot be scored")
+    asked = {"evaluate": {"candidates": {"mine": str(tmp_path)}}, **SHORT}
+    reply = validated(Hospital(tmp_path, simulated=False, method="evaluate", **asked))
+    assert reply.status == "error" and "a job's paths of candidates are for simulations" in reply.reason
 
 
 class Answering(QuadraticSite):
@@ -208,10 +198,8 @@ def test_the_server_compares_whoever_answers_and_refuses_what_no_site_can_have(t
     sites |= {"site-1": Answering("site-1", 2, ["a", "b"]), "site-2": Answering("site-2", 3, ["a"])}
     sites["idle"] = Answering("idle", 1, [], lambda payload: payload.update(sums={"rouge_l": {"sums": 5}}))
     sites["heavy"] = Answering("heavy", 1, ["a", "b"], spoilt(sums=[0.0, 0.0, 1e9, 1e9]))
-    run = FunctionFederation(
-        tmp_path, sites, "evaluate", evaluate={"candidates": {"a": "", "b": ""}}, num_rounds=1, time_steps=T
-    )
-    run.run()
+    asked = {"evaluate": {"candidates": {"a": "", "b": ""}}, "num_rounds": 1, "time_steps": T}
+    (run := FunctionFederation(tmp_path, sites, "evaluate", **asked)).run()
     event = compared(run.results_folder)
     assert {*event.left_out} == {*wrong} and event.sites["site-2"] == {"a": "scored"}
     assert {*event.results["finding_f1"]} == {"a", "b", "a - b"}
@@ -219,6 +207,5 @@ def test_the_server_compares_whoever_answers_and_refuses_what_no_site_can_have(t
     assert "heavy" in alarm.text and value > 0.04, "a say of ten hospitals, not of a million"
     page = (run.results_folder / "report.html").read_text()
     assert "a - b" in page and "Federated evaluation" in page and not run.panics
-    assert {site: {*of} for site, of in json.loads((run.results_folder / RESULTS_FILE).read_text()).items()} == {
-        "heavy": {"a", "b"}, "idle": set(), "site-1": {"a", "b"}, "site-2": {"a"},
-    }  # fmt: skip
+    scored = {site: {*of} for site, of in json.loads((run.results_folder / RESULTS_FILE).read_text()).items()}
+    assert scored == {"heavy": {"a", "b"}, "idle": set(), "site-1": {"a", "b"}, "site-2": {"a"}}

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from batches import near
 from hospital_site import T, state_of
 
 from fedtar_flare.core.errors import ConfigError
@@ -19,12 +20,6 @@ from fedtar_flare.testing import Hospital
 def write_policy(folder, least, more=""):
     text = f"source: synthetic\nstate_dir: {folder / 'state'}\npolicy: {{min_local_steps: {least}}}\n{more}"
     (folder / "sites" / "site-1.yaml").write_text(text)
-
-
-def moved(w):
-    """Weights that are not the start."""
-    generator = torch.Generator().manual_seed(1)
-    return {name: value + 0.01 * torch.randn(value.shape, generator=generator) for name, value in w.items()}
 
 
 def test_a_share_of_the_visits_is_learnt_from_in_no_fewer_updates_than_the_site_allows(hospital, tmp_path, monkeypatch):
@@ -58,7 +53,7 @@ def test_the_proximal_gradient_is_autograd_s_of_the_proximal_term(hospital):
     learner = site.executor.strategy.learner
     assert isinstance(learner, ProximalLearner) and learner.mu == 0.3
     start = learner.shared()
-    learner.load_shared(moved(start))
+    learner.load_shared(near(start))
     samples = learner.cohort.samples("train")[:4]
     learner._accumulate(samples)
     parameters = shared_parameters(learner.model)
@@ -163,7 +158,7 @@ def test_a_site_s_adapter_goes_on_from_task_to_task_and_nothing_comes_down(local
     assert all(torch.equal(versions[0][n], w[n]) for n in w)
     assert all(any(not torch.equal(a[n], b[n]) for n in w) for a, b in pairwise(versions))
     assert all(torch.equal(one.read(version(1, T))[0][n], versions[-1][n]) for n in w)
-    reply, _ = sites["one"].train(moved(w), 2, 1, "one")
+    reply, _ = sites["one"].train(near(w), 2, 1, "one")
     assert reply.status == "error" and "tensors in task 'train', in which none come down" in reply.reason
 
 
@@ -186,7 +181,7 @@ def test_validation_and_scores_are_of_the_site_s_own_adapter_which_a_resumed_run
 
 def test_the_common_start_comes_with_the_handshake(hospital, tmp_path):
     site, _, w = hospital("other", method="local")
-    start = moved(w)
+    start = near(w)
     reply, _ = site.run("handshake", site.header("run", 0, 0, after=version(0, 0)), start)
     assert reply.status == "ok"
     own = state_of(tmp_path).read(version(0, 0))[0]

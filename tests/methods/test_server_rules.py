@@ -43,7 +43,6 @@ def run(method, folder, local, **settings):
     return controller, checkpoint, flat(checkpoint.weights[name] for name in NAMES)
 
 
-# ---------------------------------------------------------------------- FedAvg, FedProx
 def unlike():
     return {
         "site-a": QuadraticSite("site-a", [pair(1), pair(1)], samples=3, validation=pair(9)),
@@ -84,7 +83,6 @@ def test_a_run_equals_an_independent_reference(tmp_path, method, weighting):
     assert controller.strategy.numbers() == {}
 
 
-# ---------------------------------------------------------------------- adaptive servers
 SERVER = {"server_lr": 0.3, "beta1": 0.8, "beta2": 0.95, "tau": 0.05}
 
 
@@ -106,7 +104,6 @@ def test_adaptive_servers_follow_the_paper_s_algorithm(tmp_path, method):
     np.testing.assert_allclose(w, adaptive(method == "fedyogi", **SERVER), rtol=1e-6, atol=1e-6)
 
 
-# ---------------------------------------------------------------------- SCAFFOLD
 LR, K = 0.1, 3
 
 
@@ -169,19 +166,18 @@ def test_a_site_that_is_away_leaves_its_share_of_scaffold_s_control_alone(tmp_pa
     """c stays the weighted mean of the c_i of all sites."""
     sites = three(Drifting)
     away = sites["site-2"]
-    local = sites | {
-        "site-2": lambda task, header, weights: (
-            (abstain(header, "away"), None) if task == TRAIN and header.round == 2 else away(task, header, weights)
-        )
-    }
-    controller, _, _ = run("scaffold", tmp_path, local, num_rounds=2)
+
+    def at_times(task, header, weights):
+        gone = task == TRAIN and header.round == 2
+        return (abstain(header, "away"), None) if gone else away(task, header, weights)
+
+    controller, _, _ = run("scaffold", tmp_path, sites | {"site-2": at_times}, num_rounds=2)
     assert away.down == {*NAMES, *(f"control.{n}" for n in NAMES)}
     for n in NAMES:
         mean = sum(p * sites[name].c_i[n] for name, p in SHARES.items())
         torch.testing.assert_close(controller.strategy.state()[f"control.{n}"].float(), mean, rtol=1e-5, atol=1e-5)
 
 
-# ---------------------------------------------------------------------- DRFA
 class Honest(QuadraticSite):
     """Reports its loss at the weights that came down, as a site's first local update does."""
 
@@ -196,16 +192,13 @@ class Honest(QuadraticSite):
 
 def nearest_on_the_simplex(values):
     """By scipy's SLSQP, which knows nothing of simplices."""
-    values = np.asarray(values, float)
-    return minimize(
-        lambda x: 0.5 * np.sum((x - values) ** 2),
-        np.full(len(values), 1 / len(values)),
-        jac=lambda x: x - values,
-        bounds=[(0, None)] * len(values),
-        constraints={"type": "eq", "fun": lambda x: x.sum() - 1, "jac": np.ones_like},
-        method="SLSQP",
-        options={"ftol": 1e-15, "maxiter": 500},
-    ).x
+    values, n = np.asarray(values, float), len(values)
+    simplex = {
+        "constraints": {"type": "eq", "fun": lambda x: x.sum() - 1, "jac": np.ones_like},
+        "bounds": [(0, None)] * n,
+    }
+    how = {"method": "SLSQP", "jac": lambda x: x - values, "options": {"ftol": 1e-15, "maxiter": 500}}
+    return minimize(lambda x: 0.5 * np.sum((x - values) ** 2), np.full(n, 1 / n), **simplex, **how).x
 
 
 @pytest.mark.parametrize("scale", [0.01, 0.3, 5.0])

@@ -8,7 +8,8 @@ import moon
 import pytest
 import torch
 import yaml
-from command import fedtar_here
+from batches import near
+from command import failing
 
 from fedtar_flare import registry
 from fedtar_flare.runtime.checkpoint import load
@@ -22,21 +23,15 @@ def test_it_is_listed_with_its_package_and_refused_by_name_where_it_is_not_insta
     (one,) = [one for one in json.loads(command("methods", "--json")) if one["name"] == "fedmedian"]
     assert one["package"] == "fedmedian 0.1.0" and one["paper"].startswith("https://")
     assert "fedmedian" not in registry.names()
-    code, _, err = fedtar_here("simulate", "--method", "fedmedian")
-    assert code == 2 and "method 'fedmedian' is unknown" in err
-
-
-@pytest.fixture
-def median(installed, monkeypatch, announce):
-    """The method in this process."""
-    monkeypatch.syspath_prepend(str(installed))
-    import fedmedian
-
-    return announce(fedmedian.METHOD)
+    assert "method 'fedmedian' is unknown" in failing("simulate", "--method", "fedmedian")
 
 
 @pytest.mark.parametrize("hospitals", [3, 4])
-def test_a_round_adds_the_median_of_the_updates_whatever_one_site_sends(median, tmp_path, hospitals):
+def test_a_round_adds_the_median_of_the_updates(installed, announce, monkeypatch, tmp_path, hospitals):
+    monkeypatch.syspath_prepend(str(installed))
+    import fedmedian
+
+    announce(fedmedian.METHOD)
     sites = [QuadraticSite(f"site-{n}", [random_pair(n)], validation=random_pair(9)) for n in range(hospitals)]
     start = sites[0].start()
     named = {site.name: site for site in sites}
@@ -69,18 +64,6 @@ def test_it_is_simulated_shown_on_the_page_and_compared(command, tmp_path):
 MU, TAU = 0.7, 0.4
 
 
-@pytest.fixture
-def announced(announce):
-    """The method, announced in this process."""
-    return announce(moon.METHOD)
-
-
-def moved(weights, seed):
-    """Weights near others."""
-    draw = torch.Generator().manual_seed(seed)
-    return {name: value + 0.1 * torch.randn(value.shape, generator=draw) for name, value in weights.items()}
-
-
 def test_the_loss_of_moon_and_its_gradient_are_those_of_equations_3_and_4(cohort):
     samples = cohort.samples("train", 1)[:4]
     learner = learners.learner_of(cohort, moon.ContrastiveLearner, moon=moon.ContrastiveConfig(mu=MU, temperature=TAU))
@@ -89,7 +72,7 @@ def test_the_loss_of_moon_and_its_gradient_are_those_of_equations_3_and_4(cohort
     torch.testing.assert_close(learner.training_losses(samples, images, "seed"), learner.report_losses(samples, images))
     learner.train(1, 0, updates=1)
     assert all(torch.equal(learner.private()[f"previous.{name}"], value) for name, value in learner.shared().items())
-    previous, local = moved(received, 1), moved(received, 2)
+    previous, local = (near(received, seed, 0.1) for seed in (1, 2))
     learner.load_private({f"previous.{name}": value for name, value in previous.items()})
     learner.received = received
     learner.load_shared(local)
@@ -115,5 +98,5 @@ def test_the_loss_of_moon_and_its_gradient_are_those_of_equations_3_and_4(cohort
 
 
 @pytest.mark.slow
-def test_it_keeps_to_its_contract_is_resumed_to_the_bit_and_stops_when_aborted(announced, tmp_path, home):
-    check_method(announced.name, tmp_path)
+def test_it_keeps_to_its_contract_is_resumed_to_the_bit_and_stops_when_aborted(announce, tmp_path, home):
+    check_method(announce(moon.METHOD).name, tmp_path)

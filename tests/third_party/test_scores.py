@@ -37,8 +37,9 @@ def test_only_what_the_site_has_admitted_is_computed_and_none_takes_an_own_score
     announce(Score("bleu_4", "mine", lambda _: 1.0), "score")
     announce(replace(devices.LABELER, name="no_score"), "score")
     assert not own.keys() & {*announced} and {*announced} == {*SCORES} - {*OWN} and SCORES["bleu_4"] is OWN["bleu_4"]
-    scores = scores_of(reports(), admitted=announced)
-    assert {name: scores[name] for name in own} == own
+    announce(Score("broken", "broken", lambda _: 1 / 0), "score")
+    scores = scores_of(reports(), admitted=[*announced, "broken"])
+    assert {name: scores[name] for name in own} == own and scores["broken"] is None
     # words in common: 3 of 3, 1 of 2, none and all; devices: 2 named, of 3 there, 2 of them rightly
     assert scores["word_overlap"] == (1 + 0.5 + 0 + 1) / 4 and scores["devices_f1"] == pytest.approx(4 / 5)
     assert scores_of(reports(min_cell=2), admitted=announced)["devices_f1"] is None, "each device is of one patient"
@@ -50,7 +51,6 @@ VALUES = st.floats(allow_nan=True, allow_infinity=True)
 @settings(max_examples=40)
 @given(value=VALUES, least=st.integers(1, 4), patients=st.sets(st.sampled_from("abcxyz")))
 def test_whatever_it_gives_only_a_rounded_share_of_enough_patients_leaves(value, least, patients):
-
     score = replace(devices.OVERLAP, function=lambda _: value, concerned=lambda _: patients, most=2.0)
     score = replace(score, rounding=lambda value, n, least: value)
     left = _compute_foreign(score, reports(least), None)
@@ -61,11 +61,6 @@ def test_whatever_it_gives_only_a_rounded_share_of_enough_patients_leaves(value,
         assert 0 <= left <= 2 and len(true) >= least
         n = len(true) - len(true) % least
         assert least == 1 or left * n / 2 == pytest.approx(round(left * n / 2))
-
-
-def test_one_that_fails_has_no_value(announce):
-    announce(Score("broken", "broken", lambda _: 1 / 0), "score")
-    assert scores_of(reports(), admitted=["broken"])["broken"] is None
 
 
 @pytest.mark.parametrize("named", ["word_overlay", "no_score"])
@@ -79,17 +74,15 @@ def test_a_site_file_names_those_that_are_installed(announced, announce, tmp_pat
     assert read_site_file(file).scores == ("word_overlap",)
 
 
-@pytest.mark.parametrize(
-    "scores, refused", [({"word_overlap": 0.5}, ""), ({"word_overlap": 1.5}, "0 to 1"), ({"x": 0}, "'x'")]
-)
-def test_the_server_takes_it_within_its_bounds_and_names_one_that_is_not_installed_there(announced, scores, refused):
-    reply = SimpleNamespace(payload={"scores": {"all": {"n": 4, **scores}}})
-    if refused:
-        with pytest.raises(ExchangeError, match=refused):
-            check_scores(reply, 1)
-    else:
-        check_scores(reply, 1)
-        assert reply.payload["scores"].all["word_overlap"] == 0.5
+def test_the_server_takes_it_within_its_bounds_and_names_one_that_is_not_installed_there(announced):
+    def checked(**own):
+        check_scores(reply := SimpleNamespace(payload={"scores": {"all": {"n": 4, **own}}}), 1)
+        return reply.payload["scores"].all
+
+    assert checked(word_overlap=0.5)["word_overlap"] == 0.5
+    for own, words in (({"word_overlap": 1.5}, "0 to 1"), ({"x": 0}, "'x'")):
+        with pytest.raises(ExchangeError, match=words):
+            checked(**own)
 
 
 @pytest.mark.slow

@@ -15,12 +15,8 @@ from fedtar_flare.record.events import SHARED, End, Step
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.testing import FunctionFederation, QuadraticSite
 
-SHAPES = {
-    "base_model.model.x.lora_A.weight": (2, 3),
-    "base_model.model.x.lora_B.weight": (3, 2),
-    "head.bias": (2,),
-    "head.weight": (2, 3),
-}
+SHAPES = {"base_model.model.x.lora_A.weight": (2, 3), "base_model.model.x.lora_B.weight": (3, 2)}
+SHAPES |= {"head.bias": (2,), "head.weight": (2, 3)}
 TASKS = ["one", "two", "three", "four"]
 SITES = ("site-1", "site-2", "site-3")
 
@@ -64,22 +60,15 @@ class Site(QuadraticSite):
         tensors = drawn(number, header.round, task == PROBE, shapes=shapes)
         tensors = {name: value + 0.1 * weights[name].mean() for name, value in tensors.items()}
         tensors = {name: value.abs() if name.startswith(IMPORTANCE) else value for name, value in tensors.items()}
-        numbers, payload = {"samples": 8}, {}
-        if task == ADAPT:
-            payload = {
-                "counts": {"task": header.round, "train": [4, 4]},
-                "scores": {"n": 4, "auc": [0.5, 0.6 + 0.1 * number], "rand_auc": [0.5, 0.6]},
-            }
-        return ok(header, numbers, payload), self.spoil(task, header.round, tensors)
+        scores = {"n": 4, "auc": [0.5, 0.6 + 0.1 * number], "rand_auc": [0.5, 0.6]}
+        payload = {"counts": {"task": header.round, "train": [4, 4]}, "scores": scores} if task == ADAPT else {}
+        return ok(header, {"samples": 8}, payload), self.spoil(task, header.round, tensors)
 
 
 def run(folder, sites=None, rounds=3, fedkei=None, **more):
-    settings = {"tasks": TASKS, "clusters": 2, **(fedkei or {})}
+    more |= {"num_rounds": rounds, "time_steps": 2, "fedkei": {"tasks": TASKS, "clusters": 2, **(fedkei or {})}}
     sites = {site.name: site for site in sites or map(Site, SITES)}
-    controller = FunctionFederation(
-        folder, sites, "fedkei", **{"num_rounds": rounds, "time_steps": 2, "fedkei": settings, **more}
-    )
-    controller.run()
+    (controller := FunctionFederation(folder, sites, "fedkei", **more)).run()
     return controller, read_events(controller.results_folder, (*SHARED, *EVENTS))
 
 

@@ -4,10 +4,11 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from refused import refused
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from fedtar_flare.core.errors import DataError, ExchangeError
+from fedtar_flare.core.errors import ExchangeError
 from fedtar_flare.imaging.batch import ImageBatch
 from fedtar_flare.methods.fedkei.config import PLANS, LearnerSettings
 from fedtar_flare.methods.fedkei.contract import IMPORTANCE, PULL
@@ -145,9 +146,8 @@ def test_what_cannot_be_learnt_is_refused():
     for call, reason in ((one.probe, "non-finite-gradient"), (one.adapt, "non-finite-state")):
         with pytest.raises(ExchangeError, match=r"head\.bias"):
             call({name: value for name, value in centres_of(one).items() if name != "head.bias"}, DATA, 1)
-        with pytest.raises(DataError) as caught:
+        with refused(reason):
             call(broken, DATA, 1)
-        assert caught.value.reason == reason
 
 
 def test_fisher_information_is_the_mean_of_each_example_s_squared_gradient():
@@ -212,9 +212,7 @@ def test_membership_is_the_auc_of_training_against_test_images():
     one = learner()
     found = one.adapt(start_of(one), DATA, 1)
     load_shared_state(one.classifier, {name: one.start[name] + value for name, value in found.difference.items()})
-    right = [
-        torch.where(part.labels == 1, scores, 1 - scores)
-        for part, scores in ((DATA.train, one.scores(DATA.train)), (DATA.test, found.scores[-1]))
-    ]
+    scored = ((DATA.train, one.scores(DATA.train)), (DATA.test, found.scores[-1]))
+    right = [torch.where(part.labels == 1, scores, 1 - scores) for part, scores in scored]
     assert found.membership == pytest.approx(auc([1] * 48 + [0] * 32, torch.cat(right).numpy()))
     assert one.adapt(start_of(one), replace(DATA, test=DATA.train), 1).membership == pytest.approx(0.5)

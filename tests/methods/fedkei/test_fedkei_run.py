@@ -29,12 +29,9 @@ from fedtar_flare.site.state import SiteState
 from fedtar_flare.testing import Hospital, executor_of
 
 SITES = ("site-1", "site-2")
-SETTINGS = {
-    "preset": "tiny",
-    "training": {"epochs": 2, "batch_size": 8},
-    "data": {"synthetic_patients": 20, "transforms": [{"name": "GaussianSmoothd", "sigma": 1}]},
-    "fedkei": {"tasks": ["effusion", "nodule"], "base": ["none", "cardiomegaly"], "rand_baseline": True},
-}
+SETTINGS = {"preset": "tiny", "training": {"epochs": 2, "batch_size": 8}}
+SETTINGS |= {"data": {"synthetic_patients": 20, "transforms": [{"name": "GaussianSmoothd", "sigma": 1}]}}
+SETTINGS |= {"fedkei": {"tasks": ["effusion", "nodule"], "base": ["none", "cardiomegaly"], "rand_baseline": True}}
 
 
 @pytest.fixture(scope="module")
@@ -68,11 +65,8 @@ def test_every_site_learns_every_task_and_the_second_from_the_pool(run):
 
 
 def test_alpha_labels_and_scores_of_images_stay(run):
-    fields = {
-        "handshake": {"schema", "versions", "settings", "counts", "modality", "skipped_studies", "start", "model"},
-        "probe": set(),
-        "adapt": {"counts", "scores"},
-    }
+    agreed = {"schema", "versions", "settings", "counts", "modality", "skipped_studies", "start", "model"}
+    fields = {"handshake": agreed, "probe": set(), "adapt": {"counts", "scores"}}
     for message in run.messages:
         assert set(message.reply.payload) == fields[message.task]
         assert "alpha" not in str(message.reply.payload.get("scores", {}).keys())

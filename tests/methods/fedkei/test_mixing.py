@@ -96,12 +96,8 @@ def test_a_withdrawal_changes_more_of_a_task_than_the_patient():
     assert all(len(one ^ other) > 5 for one, other in combinations(parts[1:], 2))
 
 
-NAMES = {
-    "base_model.model.encoder.a.qkv.lora_A.weight": (2, 6),
-    "base_model.model.encoder.a.qkv.lora_B.weight": (9, 2),
-    "head.bias": (2,),
-    "head.weight": (2, 5),
-}
+LORA = "base_model.model.encoder.a.qkv.lora_"
+NAMES = {f"{LORA}A.weight": (2, 6), f"{LORA}B.weight": (9, 2), "head.bias": (2,), "head.weight": (2, 5)}
 
 
 def random_module(seed, scale=1.0):
@@ -143,18 +139,19 @@ def cost(matrix, labels):
 def test_kmeans_finds_what_trying_all_partitions_finds(n, clusters):
     for seed in range(3):
         matrix = points(n, seed=seed, spread=3.0)
-        best = min(
-            cost(matrix, labels) for labels in product(range(clusters), repeat=n) if len(set(labels)) == clusters
-        )
+        partitions = (labels for labels in product(range(clusters), repeat=n) if len(set(labels)) == clusters)
+        best = min(cost(matrix, labels) for labels in partitions)
         assert cost(matrix, kmeans(gram(matrix), clusters)) == pytest.approx(best, rel=1e-9)
 
 
-def test_equal_modules_share_a_cluster_and_clusters_are_no_more_than_distinct_modules():
+def test_equal_modules_share_a_cluster_of_no_more_than_distinct_modules_and_a_small_one_goes_to_the_nearest():
     matrix = points(3, seed=2)[:, [0, 1, 0, 2, 1, 0]]
     assert kmeans(gram(matrix), 5) == [0, 1, 0, 2, 1, 0]
     assert kmeans(gram(matrix[:, [0, 0, 0]]), 3) == [0, 0, 0]
     assert kmeans(gram(matrix[:, :1]), 3) == [0]
     assert kmeans(gram(torch.zeros(5, 3)), 2) == [0, 0, 0]
+    line = torch.tensor([[0.0, 0.1, 5.0, 5.1, 4.0]])
+    assert merge_small([0, 0, 1, 1, 2], list("ababc"), gram(line), 2) == [0, 0, 1, 1, 1]
 
 
 @settings(max_examples=50, deadline=None)
@@ -170,11 +167,6 @@ def test_no_cluster_is_of_fewer_sites_than_the_minimum(members, least):
         assert len({site for site, label in zip(sites, merged, strict=True) if label == k}) >= least
     for a, b in product(range(len(labels)), repeat=2):
         assert labels[a] != labels[b] or merged[a] == merged[b]  # clusters merge, they are never torn apart
-
-
-def test_a_small_cluster_goes_to_the_nearest():
-    line = torch.tensor([[0.0, 0.1, 5.0, 5.1, 4.0]])
-    assert merge_small([0, 0, 1, 1, 2], list("ababc"), gram(line), 2) == [0, 0, 1, 1, 1]
 
 
 def test_the_outer_step_stays_within_its_limit_and_in_its_support():
@@ -259,17 +251,11 @@ def test_without_an_outer_step_fedkei_is_variant_b_and_of_last_modules_apple_to_
     assert {PLANS[name].alpha for name in ("fedkei", "variant_b", "apple")} == {"learnt"}
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedprox", "ffa_lora", "per_fedavg", "flwf"])
-def test_fedavg_and_its_relatives_mix_the_last_modules_alone(name):
-    pool = pool_of()
-    own = torch.stack([m.tensors["head.weight"] for m in pool.modules if m.task == 2])
-    torch.testing.assert_close(mixed(name, pool).centres()["head.weight"][0], own.mean(0))
-
-
-def test_sites_are_clusters_of_variant_a():
-    pool = pool_of()
-    own = torch.stack([m.tensors["head.weight"] for m in pool.modules if m.site == "site-2"])
-    torch.testing.assert_close(mixed("variant_a", pool).centres()["head.weight"][1], own.mean(0))
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "ffa_lora", "per_fedavg", "flwf", "variant_a"])
+def test_fedavg_and_its_relatives_mix_the_last_modules_alone_and_sites_are_clusters_of_variant_a(name):
+    pool, by_site = pool_of(), name == "variant_a"
+    own = [m.tensors["head.weight"] for m in pool.modules if (m.site == "site-2" if by_site else m.task == 2)]
+    torch.testing.assert_close(mixed(name, pool).centres()["head.weight"][int(by_site)], torch.stack(own).mean(0))
 
 
 def test_similar_modules_weigh_more_and_equal_ones_alike():

@@ -233,9 +233,8 @@ OWN_HEAD = {"labeler": "synthetic"}
 def test_what_stays_moves_by_the_alpha_of_its_step_where_the_job_says_so(place):
     """At the last step from the same start: alpha of it against all of it, in numpy; the update is the same."""
     under = {"temporal": {"personal": "alpha"}, "diagnosis": OWN_HEAD}
-    (whole,), (part,), (none,) = (
-        rounds(place, f"alpha-{alpha:.0%}".rstrip("%"), LOCAL, alpha, **under) for alpha in (1.0, 0.25, 0.0)
-    )
+    runs = (rounds(place, f"alpha-{alpha:.0%}".rstrip("%"), LOCAL, alpha, **under) for alpha in (1.0, 0.25, 0.0))
+    (whole,), (part,), (none,) = runs
     assert all(torch.equal(whole.update[n], part.update[n]) for n in whole.update)
     moved = [n for n in whole.private if n.startswith(("patient/", "diagnosis/"))]
     assert {n.split("/")[0] for n in moved} == {"patient", "diagnosis"}

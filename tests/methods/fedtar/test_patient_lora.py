@@ -1,23 +1,10 @@
 """Per-sample LoRA against a loop that writes each patient's weights out; its context, precision and construction."""
 
 import copy
-from functools import partial
-from typing import Any
 
 import pytest
 import torch
-from adapted_models import (
-    BATCH,
-    CASES,
-    One,
-    adapted,
-    gpt2_case,
-    normal,
-    one_layer,
-    patients,
-    shake,
-    written_out_weights,
-)
+from adapted_models import BATCH, CASES, adapted, normal, one, one_layer, patients, shake, written_out_weights
 from torch import nn
 from torch.func import functional_call
 
@@ -26,21 +13,20 @@ from fedtar_flare.methods.fedtar.config import PatientConfig
 from fedtar_flare.methods.fedtar.patient_lora import PatientLoRA
 from fedtar_flare.models.adapters.lora import shared_parameters
 
-
-def called_with(base, weights, **inputs):
-    return functional_call(base, weights, kwargs=inputs)
+FORMS = [(name, {"time_conditioned": given}) for name in CASES for given in (True, False)]
 
 
-FORMS: list[dict[str, Any]] = [{"time_conditioned": True}, {"time_conditioned": False}]
+def shaken(case, **form):
+    """The adapted model and its patient part, off their starts."""
+    made = adapted(copy.deepcopy(case.model).double().eval(), case.targets, **form)
+    for part in made:
+        shake(part)
+    return made
 
 
 def run(case, device="cpu", **form):
     """The adapted model and its patient part, its outputs, what is trained, and the gradient of a weighted sum."""
-    peft_model, patient = adapted(copy.deepcopy(case.model).double().eval(), case.targets, **form)
-    shake(peft_model)
-    shake(patient)
-    peft_model.to(device)
-    patient.to(device)
+    peft_model, patient = (part.to(device) for part in shaken(case, **form))
     with patient.adapt(*patients()):
         inputs = {name: value.to(device) for name, value in case.inputs.items()}
         outputs = case.outputs(peft_model.get_base_model(), inputs)
@@ -53,16 +39,15 @@ def weighting(outputs):
     return normal(*outputs.shape, seed=7).to(outputs.device)
 
 
-@pytest.mark.parametrize(
-    ("name", "form"), [(name, form) for name in CASES for form in FORMS] + [(next(iter(CASES)), {"constant_q": True})]
-)
+@pytest.mark.parametrize(("name", "form"), [*FORMS, ("gpt2", {"constant_q": True})])
 def test_outputs_and_gradients_equal_a_loop_over_written_out_weights(name, form):
     case, (q, steps) = CASES[name](), patients()
     peft_model, patient, outputs, parameters, gradients = run(case, **form)
     base, rows = case.model.double().eval(), []
     for p in range(BATCH):
         weights = written_out_weights(base, peft_model, patient, q[p], steps[p])
-        rows.append(case.outputs(partial(called_with, base, weights), case.of_sample(p)))
+        call = lambda weights=weights, **inputs: functional_call(base, weights, kwargs=inputs)  # noqa: E731
+        rows.append(case.outputs(call, case.of_sample(p)))
     reference = torch.cat(rows)
     expected = torch.autograd.grad((reference * weighting(reference)).sum(), parameters)
     torch.testing.assert_close(outputs, reference, rtol=1e-9, atol=1e-9)
@@ -75,8 +60,7 @@ def test_outputs_and_gradients_equal_a_loop_over_written_out_weights(name, form)
 def test_a_gpu_gives_the_cpus_outputs_and_gradients():
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
-    case = gpt2_case()
-    (*_, outputs, _, gradients), (*_, on_gpu, _, theirs) = (run(case, device) for device in ("cpu", "cuda"))
+    (*_, outputs, _, gradients), (*_, on_gpu, _, theirs) = (run(CASES["gpt2"](), device) for device in ("cpu", "cuda"))
     for a, b in zip((outputs, *gradients), (on_gpu, *theirs), strict=True):
         torch.testing.assert_close(b.cpu(), a, rtol=1e-9, atol=1e-9)
 
@@ -84,8 +68,7 @@ def test_a_gpu_gives_the_cpus_outputs_and_gradients():
 def test_phi_starts_near_one_vector_that_all_patients_share_and_the_papers_form_far_apart():
     q = torch.eye(5, dtype=torch.float64)
     for changes, length, distance in (({}, 1.0, 0.1), ({"common_start": False}, 0.0, 1.0)):
-        case = next(iter(CASES.values()))()
-        _, patient = adapted(case.model.double(), case.targets, embedding_dim=512, **changes)
+        _, patient = adapted(one(6, 4).double(), ["layer"], embedding_dim=512, **changes)
         phi = patient.embed(q, torch.ones(5, dtype=torch.long))
         assert float(patient.projection.bias.norm()) == pytest.approx(length, abs=1e-6)
         assert (phi - patient.projection.bias).norm(dim=1).tolist() == pytest.approx([distance] * 5, rel=0.1)
@@ -115,10 +98,7 @@ def test_the_start_equals_the_shared_model_and_outside_pefts_own_forward_runs(na
 
 
 def test_a_patient_whose_adapter_does_not_act_has_the_shared_part_alone():
-    case = gpt2_case()
-    peft_model, patient = adapted(case.model.double().eval(), case.targets)
-    shake(peft_model)
-    shake(patient)
+    peft_model, patient = shaken(case := CASES["gpt2"]())
 
     def rows(*acts):
         with patient.adapt(*patients(), *acts):
@@ -170,7 +150,7 @@ def test_gradients_flow_where_the_context_was_opened_without_them():
 
 
 def test_bfloat16_autocast_is_close_to_float32_and_keeps_float32_gradients():
-    peft_model, patient = adapted(One(32, 16), ["layer"])
+    peft_model, patient = adapted(one(32, 16), ["layer"])
     shake(peft_model)
     shake(patient)
     x, (q, steps) = normal(4, 10, 32).float(), patients(2)

@@ -26,13 +26,8 @@ from fedtar_flare.testing import FunctionFederation, Hospital
 CONTENT = [name for name, score in SCORES.items() if score.group in (registry.CHANGE, Score.group)]
 REFERENCE = Path(__file__).with_name("reference.json")
 SEED = 3
-SETTINGS = {
-    "preset": "tiny",
-    "training": {"local_steps": 2, "batch_size": 4},
-    "patient": {"lr": 1e-3, "patients_per_component": 1},
-    "data": {"synthetic_patients": 10},
-    "seed": SEED,
-}
+SETTINGS = {"preset": "tiny", "training": {"local_steps": 2, "batch_size": 4}, "data": {"synthetic_patients": 10}}
+SETTINGS |= {"patient": {"lr": 1e-3, "patients_per_component": 1}, "seed": SEED}
 
 
 def numbers_of(folder):
