@@ -20,17 +20,7 @@ RUN_ID = "20260301-101500-0a1b2c3d"
 
 
 def write_run(
-    folder: Path,
-    *,
-    rounds: int = 3,
-    time_steps: int = 3,
-    alpha_form: str = "softmax",
-    sites: list[str] = SITES,
-    min_cell: int = 5,
-    until: str = "end",
-    first_round: int = 1,
-    generic: bool = False,
-    content: bool = False,
+    folder, *, rounds=3, time_steps=3, sites=SITES, min_cell=5, until="end", first_round=1, generic=False, content=False
 ) -> Path:
     """Write ``rounds.jsonl`` into ``folder``.
 
@@ -39,15 +29,15 @@ def write_run(
     """
     drawn = random.Random(7)
     record = RunRecord(folder)
-    alpha = [1 / time_steps] * time_steps if alpha_form == "softmax" else [0.7] * time_steps
-    record.write(_start(rounds, time_steps, alpha_form, sites, min_cell, first_round))
+    alpha = [1 / time_steps] * time_steps
+    record.write(_start(rounds, time_steps, sites, min_cell, first_round))
     record.write(Alphas(alpha=alpha, first_round=first_round))
     if until == "start":
         return folder
     _evaluate(record, first_round - 1, 0.0, sites, time_steps, min_cell, generic, content)
     if until == "warm-start":
         return folder
-    logits = [0.0 if alpha_form == "softmax" else math.log(0.7 / 0.3)] * time_steps
+    logits = [0.0] * time_steps
     for r in range(first_round, rounds + 1):
         progress = r / rounds
         for t in range(1, time_steps + 1):
@@ -55,7 +45,7 @@ def write_run(
             if until == "step" and r == rounds and t == 1:
                 return folder
         logits = [value + drawn.gauss(0.12 * (t - time_steps / 2), 0.04) for t, value in enumerate(logits)]
-        moved = _alphas(logits, alpha_form)
+        moved = [math.exp(value) / sum(map(math.exp, logits)) for value in logits]
         losses = {site: 0.4 + (1.8 + 0.2 * i) * math.exp(-2.2 * progress) for i, site in enumerate(sites)}
         validated = {site: events.SiteValidation(validation_loss=loss, n=9) for site, loss in losses.items()}
         record.write(events.Validation(round=r, loss=sum(losses.values()) / len(losses), sites=validated))
@@ -79,14 +69,14 @@ def edit(folder: Path, kind: str, at: int | None = None, **values: object) -> No
     path.write_text("".join(json.dumps(event) + "\n" for event in changed))
 
 
-def _start(rounds, time_steps, alpha_form, sites, min_cell, first_round) -> events.Start:
+def _start(rounds, time_steps, sites, min_cell, first_round) -> events.Start:
     counts = {}
     for i, site in enumerate(sites):
         train = [_visits(site, t, time_steps) for t in range(1, time_steps + 1)]
         counts[site] = {"train": train, "validation": [5] * time_steps, "test": _test_reports(site, i, time_steps)}
     sizes = {"tensors": 96, "parameters": 71_680, "bytes": 286_720}
     exchange = events.Exchange(**sizes, full_parameters=1_985_408, full_bytes=7_941_632)
-    settings = {"num_rounds": rounds, "time_steps": time_steps, "alpha_form": alpha_form, "min_sites": 1}
+    settings = {"num_rounds": rounds, "time_steps": time_steps, "alpha_form": "softmax", "min_sites": 1}
     about = {"method": "fedtar", "run_id": RUN_ID, "time": "2026-03-01T10:15:00Z", "settings": settings}
     about |= {"model": {"preset": "small", "parameters": 1_985_408, "license": "Apache-2.0"}, "min_cell": min_cell}
     about |= {"versions": {"fedtar_flare": "0.1.0", "torch": "2.15.0", "python": "3.11.7"}, "sites": sites}
@@ -100,13 +90,6 @@ def _visits(site: str, t: int, time_steps: int) -> int:
 
 def _test_reports(site: str, i: int, time_steps: int) -> list[int]:
     return [9, *[7 - i % 3] * (time_steps - 2), 3 if site == SOUTH else 6][:time_steps]
-
-
-def _alphas(logits: list[float], alpha_form: str) -> list[float]:
-    if alpha_form == "sigmoid":
-        return [1 / (1 + math.exp(-value)) for value in logits]
-    total = sum(math.exp(value) for value in logits)
-    return [math.exp(value) / total for value in logits]
 
 
 def _step(record, drawn, r, t, alpha, sites, time_steps) -> None:

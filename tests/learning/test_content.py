@@ -24,10 +24,6 @@ def reports(samples, texts, min_cell=1):
     return reports_of(samples, texts, [1.0] * len(samples), range(len(samples)), min_cell)
 
 
-def content_scores(samples, texts, min_cell=1):
-    return scores_of(reports(samples, texts, min_cell))
-
-
 def test_what_each_report_adds_makes_up_the_sites_scores():
     """Scores from rows, by which suites test, are those of the registry."""
     texts = [EFFUSION, "There is a large left pleural effusion, increased.", "There is a cavity.", "Clear lungs."]
@@ -37,7 +33,7 @@ def test_what_each_report_adds_makes_up_the_sites_scores():
     drafts = [texts[i * 5 % 4] for i in range(12)]
     rows = report_rows(samples, drafts, [1.0] * 12, personal=True)
     rows = [row | {"site": "a", "when": "end"} for row in rows]
-    whole = content_scores(samples, drafts)
+    whole = scores_of(reports(samples, drafts))
     assert set(COMPARED) <= set(whole) and all(0 < whole[name] < 1 for name in ("degree_accuracy", "contradictions"))
     for name in {*COMPARED, "finding_f1_macro", "finding_f1_known_macro"} - {"cider"}:
         for units in ("patients", "studies"):
@@ -47,7 +43,7 @@ def test_what_each_report_adds_makes_up_the_sites_scores():
 def test_a_mean_of_findings_counts_those_of_enough_patients_alone():
     samples = [sample(i, findings=("cavity", *["effusion_left"] * (i < 2))) for i in range(4)]
     drafts = ["There is a cavity.", EFFUSION, "There is a cavity.", "There is a cavity."]
-    values = [content_scores(samples, drafts, least)["finding_f1_macro"] for least in (1, 3, 5)]
+    values = [scores_of(reports(samples, drafts, least))["finding_f1_macro"] for least in (1, 3, 5)]
     assert values == [pytest.approx((6 / 7 + 2 / 3 + 0) / 3), 1.0, None], "6 / 7 in thirds; one heart is invented"
 
 

@@ -180,13 +180,10 @@ def cases(draw):
     return reader, draw(texts(reader)), read
 
 
-def claim(change):
-    return NONE if change in (UNCHANGED, UNCERTAIN) else change
-
-
 def agrees(level, change, wanted_level, wanted_change):
     vague = PRESENT in (level, wanted_level) and 0 not in (level, wanted_level)
-    return (vague or level == wanted_level) and claim(change) == claim(wanted_change)
+    claims = {NONE if one in (UNCHANGED, UNCERTAIN) else one for one in (change, wanted_change)}
+    return (vague or level == wanted_level) and len(claims) == 1
 
 
 @settings(max_examples=50)

@@ -25,7 +25,6 @@ LAST_STAGE = ("encoder.*.stages.2.*.dense", *DECODER_TARGETS)
 SLICES = (4, 2, 3)
 
 
-# ---------------------------------------------------------------------- the visit before
 @pytest.fixture
 def learner_of(cohort_of):
     def make(prior, prior_dropout=0.25):
@@ -123,7 +122,6 @@ def test_the_model_s_own_texts_and_never_a_reference_stand_for_generated(learner
     assert texts["report"] != texts["report, junk"] and texts["report"] != texts["generated"]
 
 
-# ---------------------------------------------------------------------- frozen stages
 def generator_of(targets):
     generator = build_model(MODEL)
     model = add_lora(generator, targets=targets, rank=2, alpha=8, seed=0)

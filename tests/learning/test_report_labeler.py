@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from command import fedtar_here
+from command import failing, passing
 from labelers import WORDS, published
 from tables import cases
 
@@ -20,8 +20,7 @@ TEXTS = ["No effusion.", "Small\n  effusion. " * 400, "", "heart", "small heart 
 @pytest.mark.parametrize("kind", ["chexbert", "radbert"])
 def test_labels_are_those_of_the_published_model(tmp_path, kind):
     file, encoder, heads = published(tmp_path / "hub", kind)
-    code, out, err = fedtar_here("labeler", "import", file, "-o", tmp_path / "labeler")
-    assert code == 0 and kind in out, err
+    assert kind in passing("labeler", "import", file, "-o", tmp_path / "labeler")
     assert not [one for one in (tmp_path / "labeler").iterdir() if one.suffix in (".pth", ".bin", ".pkl")]
     before = torch.random.get_rng_state()
     name, code_of = ReportLabeler(tmp_path / "labeler").label(TEXTS, TEXTS[:2])
@@ -88,6 +87,5 @@ def test_what_is_no_published_checkpoint_is_refused_by_name(tmp_path, fault):
     file, *_ = published(tmp_path / "hub", "chexbert")
     spoil, stated = REFUSED[fault]
     spoil(file)
-    code, out, err = fedtar_here("labeler", "import", file, "-o", tmp_path / "labeler")
-    assert code == 2 and not out and "Traceback" not in err and re.search(stated, err), err
+    assert re.search(stated, failing("labeler", "import", file, "-o", tmp_path / "labeler"))
     assert not (tmp_path / "labeler" / "labeler.json").exists()

@@ -94,13 +94,13 @@ def posting(body=b"", path="/json", **changes):
     return request
 
 
-def saying(text):
-    """A request that says a text, and then nothing, until it is answered or ended."""
+def saying(text, waits=True):
+    """A request that says a text, and then nothing, until it is answered or ended; or of a program that ends there."""
 
     def request(port):
         with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
             connection.sendall(text.encode())
-            return connection.makefile("rb").read()
+            return waits and connection.makefile("rb").read()
 
     return request
 
@@ -171,12 +171,6 @@ def suppressed(request, port):
         request(port)
 
 
-def leaving(port):
-    """A request of a program that ends in the middle of it."""
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
-        connection.sendall(f"{HEAD}\r\nPK".encode())
-
-
 def test_slow_and_silent_senders_and_drafts_without_end_are_ended(service, study):
     service.seconds, endless = 1.0, posting(b"x" * 9, Content_Type="image/png")
     slow, silent, (status, *_) = answers(service, saying(f"{HEAD}\r\nPK"), saying("POST"), endless)
@@ -184,7 +178,7 @@ def test_slow_and_silent_senders_and_drafts_without_end_are_ended(service, study
     service.drafter.swallows = BaseException  # as Python does of what is raised in a callback
     assert answers(service, endless)[0][0] == 408
     service.seconds = 60
-    assert answers(service, leaving, posting(study))[1][0] == 200
+    assert answers(service, saying(f"{HEAD}\r\nPK", waits=False), posting(study))[1][0] == 200
 
 
 @pytest.mark.parametrize("ends", [signal.SIGTERM, signal.SIGHUP])

@@ -20,8 +20,6 @@ from fedtar_flare.synthetic.reports import GENERIC, STYLES, State, write_report
 from fedtar_flare.synthetic.vocabulary import FINDINGS, kind_of, side_of
 
 KINDS = kind_labeler()
-
-
 WORDINGS = [*(wording for style in STYLES for wording in style), GENERIC]
 WAYS = {"new": "new", "larger": "increased", "smaller": "decreased"}
 STATES = st.builds(State, st.integers(1, 3), st.sampled_from(["first", "stable", *WAYS]))
@@ -133,22 +131,13 @@ def test_which_finding_changed(line):
     assert finding_changes(text, CHEXPERT) == expected
 
 
-def reports_of(*texts, patient="p"):
-    return [(patient, i, text, text) for i, text in enumerate(texts)]
-
-
 @pytest.mark.parametrize("line", lines(__file__, "contradictions.txt"))
-def test_contradictions_between_reports_of(line):
+def test_contradictions_between_reports_of_one_patient(line):
     texts, words = line.split(" =>")
     contradicted = [("p", "Pleural Effusion", word == "yes") for word in words.split()]
-    rows = reports_of(*texts.split(" | "))
-    assert claims(rows, CHEXPERT) == claims(rows[::-1], CHEXPERT) == contradicted
-
-
-def test_only_the_same_patients_next_visit_is_compared():
-    several = reports_of("No effusion.", "Small effusion.", "Stable effusion.")
-    several += reports_of("New effusion.", patient="q")
-    assert claims(several, CHEXPERT) == [("p", "Pleural Effusion", False)]
+    rows = [("p", i, text, text) for i, text in enumerate(texts.split(" | "))]
+    with_another = [*rows[::-1], ("q", len(rows), "New effusion.", "New effusion.")]
+    assert claims(rows, CHEXPERT) == claims(with_another, CHEXPERT) == contradicted
 
 
 REFERENCE = "Large left pneumothorax. 12 mm nodule in the right upper lobe. Mild scoliosis. No effusion."

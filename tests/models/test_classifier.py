@@ -79,10 +79,6 @@ def test_weights_of_a_local_file_are_loaded_and_its_own_head_or_decoder_is_left_
     subprocess.run(["bash", "-c", command.replace("python", sys.executable, 1)], check=True, cwd=tmp_path)
     loaded = build_classifier(VIT.replace(encoder_weights=str(path))).unload().encoder.backbone.state_dict()
     assert all(torch.equal(loaded[name], value) for name, value in other.items())
-    first = sorted(other)[0]
-    save_file({name: value for name, value in other.items() if name != first}, path)
-    with pytest.raises(ConfigError, match=f"lacks tensor {first}"):
-        build_classifier(VIT.replace(encoder_weights=str(path)))
 
 
 @pytest.mark.parametrize(("settings", "setting"), cases(__file__, "refusals.yaml")["classifier"])

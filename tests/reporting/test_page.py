@@ -37,7 +37,9 @@ def page_of(folder):
 @pytest.mark.parametrize("until", ["start", "warm-start", "step", "rounds", "end"])
 @pytest.mark.parametrize("alpha_form", ["softmax", "sigmoid"])
 def test_a_run_stopped_anywhere_gives_a_whole_page(tmp_path, until, alpha_form):
-    html, tree, said = page_of(write_run(tmp_path, until=until, alpha_form=alpha_form, time_steps=4))
+    folder = write_run(tmp_path, until=until, time_steps=4)
+    edit(folder, "start", settings=read_run(folder).start.settings | {"alpha_form": alpha_form})
+    html, tree, said = page_of(folder)
     assert [section.get("id") for section in tree.iter("section")] == SECTIONS
     assert RUN_ID in said and ("completed" if until == "end" else "unfinished") in said
     assert not re.search(r"\b(nan|inf|None)\b", said, re.IGNORECASE)
@@ -102,9 +104,8 @@ def test_risk_and_coverage_of_changes_are_one_chart_with_a_line_for_each_site_th
     assert len(charts) == 1 and title not in plain
     said = " ".join(charts[0].itertext())
     assert "changes told, %" in said and "wrong of those told, %" in said
-    legend = re.search(
-        rf'<ul class="legend">((?:(?!<ul).)*)</ul>\s*<div class="charts ">\s*<figure><figcaption>{title}', html, re.S
-    )
+    block = rf'<ul class="legend">((?:(?!<ul).)*)</ul>\s*<div class="charts ">\s*<figure><figcaption>{title}'
+    legend = re.search(block, html, re.S)
     assert [unescape(name) for name in re.findall("<span>(.*?)</span>", legend[1])] == sorted(SITES)
     for i, site in enumerate(sorted(SITES)):
         assert f"{site}, at least 50 % certain: {28 - i} of 32 right" in unescape(html)

@@ -88,18 +88,13 @@ def test_each_kind_of_drift_changes_one_thing_from_its_step_on():
 
 
 WORDINGS = [*itertools.chain(*STYLES), GENERIC]
+NAMES = st.sampled_from(FINDINGS)
 MIXED = [wording_of(style, share, 0.5) for style in range(2, 7) for share in (0.0, 1.0)]
 STATES = st.builds(State, st.integers(1, 3), st.sampled_from(["first", "new", "larger", "smaller", "stable"]))
 
 
 @settings(max_examples=250, deadline=None)
-@given(
-    wording=st.sampled_from(WORDINGS + MIXED),
-    findings=st.dictionaries(st.sampled_from(FINDINGS), STATES),
-    gone=st.sets(st.sampled_from(FINDINGS)),
-    follow_up=st.booleans(),
-    older=st.booleans(),
-)
+@given(st.sampled_from(WORDINGS + MIXED), st.dictionaries(NAMES, STATES), st.sets(NAMES), st.booleans(), st.booleans())
 def test_reads_the_truth_back_in_every_style(wording, findings, gone, follow_up, older):
     resolved = [name for name in FINDINGS if name in gone and name not in findings]
     report = write_report(wording, findings, resolved=resolved, follow_up=follow_up, older=older)
@@ -113,11 +108,7 @@ def test_reads_the_truth_back_in_every_style(wording, findings, gone, follow_up,
 @pytest.mark.parametrize(("text", "expected"), cases(__file__, "sentences.yaml"))
 def test_plain_sentences(text, expected):
     assert findings_in(text) == {*expected}
-
-
-@pytest.mark.parametrize("text", ["EMPHYSEMA: none.", "There is no new emphysema"])
-def test_what_is_absent_has_not_changed(text):
-    assert findings_in(text) == set() and changes_in(text) == frozenset()
+    assert "emphysema" not in text.lower() or changes_in(text) == frozenset(), "what is absent has not changed"
 
 
 def make(folder, site="site-1", patients=4, time_steps=2, seed=0, alignment="visit", prior="none", **more):
@@ -130,10 +121,6 @@ def cohort_truth(cohort):
     return json.loads((cohort.patients[0].visits[0].image.parents[3] / TRUTH).read_text())
 
 
-def header_of(visit):
-    return pydicom.dcmread(sorted(visit.image.iterdir())[0], stop_before_pixels=True)
-
-
 def test_series_reports_and_truth_on_disk(cohort):
     assert cohort.key == synthetic_key(0, "site-1") and cohort.modality == "ct"
     assert all(sum(counts) for counts in cohort.counts().values())  # every split
@@ -142,10 +129,11 @@ def test_series_reports_and_truth_on_disk(cohort):
     assert truth["effects"]["change_step"] == 2 and truth["effects"]["reporting_style"] == 1
     entries = {entry["patient_id"]: entry for entry in truth["patients"]}
     for patient in cohort.patients:
-        entry = entries[patient.patient_id]
+        entry, studies = entries[patient.patient_id], set()
         assert entry["sex"] == patient.sex
         for t, (visit, planted) in enumerate(zip(patient.visits, entry["visits"], strict=True), 1):
-            header = header_of(visit)
+            header = pydicom.dcmread(sorted(visit.image.iterdir())[0], stop_before_pixels=True)
+            studies.add(header.StudyInstanceUID)
             assert len(list(visit.image.glob("*.dcm"))) == 24
             assert (header.PatientID, header.PatientSex) == (visit.patient_id, patient.sex)
             assert header.PatientAge == f"{int(visit.age):03d}Y"
@@ -154,7 +142,7 @@ def test_series_reports_and_truth_on_disk(cohort):
             assert findings_in(visit.report) == visit.findings == frozenset(planted["findings"])
             assert visit.labels == set(map(kind_of, visit.findings))
             assert (planted["time_step"], planted["wording"]) == (t, float(patient.sex == "F" and t == 2))
-        assert len({header_of(visit).StudyInstanceUID for visit in patient.visits}) == len(patient.visits)
+        assert len(studies) == len(patient.visits)
 
 
 def test_the_second_call_reads_the_same_and_loads_no_heavy_library(cohort, home, monkeypatch):
@@ -202,16 +190,15 @@ def planned(tmp_path, patients=8, **options):
     return made
 
 
-@pytest.mark.parametrize(("checked", "spoilt_splits"), [(False, ("train", "validation")), (True, ("train",))])
-def test_misfiled_reports_are_other_patients_of_the_step_but_for_test_and_checked_ones(
-    tmp_path, checked, spoilt_splits
-):
+@pytest.mark.parametrize("checked", [False, True])
+def test_misfiled_reports_are_other_patients_of_the_step_but_for_test_and_checked_ones(tmp_path, checked):
     options = {"change": "misfiled", "change_steps": (1, 3), "checked_validation": checked}
     (right, _), (wrong, truth) = planned(tmp_path, patients=20, **options)
+    splits = ("train",) if checked else ("train", "validation")
     assert right.keys() == wrong.keys()
     changed = {name for name in right if right[name].visit.report != wrong[name].visit.report}
     moved = {name for name in truth if truth[name]["reported"] != name}
-    spoilt = {name for name, s in right.items() if s.time_step in (1, 3) and s.split in spoilt_splits}
+    spoilt = {name for name, s in right.items() if s.time_step in (1, 3) and s.split in splits}
     assert changed <= moved == spoilt and len(changed) > 0.8 * len(spoilt), "two patients may have the same report"
     for name in moved:
         own, other = right[name], right[truth[name]["reported"]]

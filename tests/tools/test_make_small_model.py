@@ -34,7 +34,6 @@ SMALL = preset("small")
 
 @pytest.fixture(scope="module")
 def small():
-    torch.set_num_threads(1)
     return build_model(SMALL)
 
 
