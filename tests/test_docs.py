@@ -15,6 +15,7 @@ import yaml
 import fedtar_flare
 from fedtar_flare.cli import commands
 from fedtar_flare.cli.main import parser
+from fedtar_flare.core.files import parse_yaml
 from fedtar_flare.core.settings import Settings, build
 from fedtar_flare.data.sources import READERS
 from fedtar_flare.data.sources.manifest import KNOWN
@@ -32,6 +33,7 @@ from fedtar_flare.runtime.server_strategy import ServerStrategy
 from fedtar_flare.runtime.task import PRODUCTION_MIN_CELL
 from fedtar_flare.site.site_file import Bounds, SiteConfig
 from fedtar_flare.suite.file import Suite, shipped
+from fedtar_flare.suite.plan import experiments
 
 BASES = {base.__name__: base for base in (ServerStrategy, ReportSite, ReportLearner)}
 HERE = Path(__file__).parents[1]
@@ -63,7 +65,7 @@ def test_public_names_are_there_and_on_their_page(repository):
 
 def test_pages_show_a_suite_that_can_be_read_and_every_column_of_a_manifest(repository):
     example = re.search(r"```yaml\n(.*?)```", read(repository, "docs/how-to/compare.md"), re.S)[1]
-    assert build(Suite, yaml.safe_load(example), "the page").arms
+    assert experiments(build(Suite, parse_yaml(example, "the page"), "the page"))
     rows = re.findall(r"^\| (`.+?) \|", read(repository, "docs/how-to/prepare-data.md"), flags=re.M)
     assert [name for row in rows for name in re.findall(r"`(\w+)`", row)] == list(KNOWN)
 

@@ -131,11 +131,6 @@ def pairs(texts: Sequence[str], option: str) -> dict[str, Any]:
         if not equals or not name:
             raise ConfigError(f"{option} {text}: write NAME=VALUE")
         values[name] = parse_yaml(value, f"{option} {text}")
-        if isinstance(values[name], str):  # YAML 1.1 takes 1e-3 for a text
-            try:
-                values[name] = float(value)
-            except ValueError:
-                continue
     return values
 
 

@@ -203,9 +203,8 @@ def compare(arguments: argparse.Namespace) -> int:
     suite = read_suite(arguments.suite)
     if arguments.sites is not None and not 1 <= arguments.sites <= len(suite.sites):
         raise ConfigError(f"-n must be from 1 to {len(suite.sites)}, the suite's hospitals; got {arguments.sites}")
-    first = suite.sites[: arguments.sites]
-    changed = {"references": tuple(arguments.against), "drawn": arguments.drawn, "sites": first}
-    suite = suite.replace(**{name: value for name, value in changed.items() if value})
+    new = {"references": tuple(arguments.against), "drawn": arguments.drawn, "sites": suite.sites[: arguments.sites]}
+    suite = suite.replace(**{name: value for name, value in new.items() if value})
     if odd := sorted(set(arguments.only) - set(suite.arms)):
         raise ConfigError(f"--only {odd[0]}: the suite's arms are {', '.join(suite.arms)}")
     planned = experiments(suite)

@@ -122,8 +122,7 @@ def _by_day(study: Study, by_key: ByKey, index: Index) -> list[Report]:
         if not one_identity({file.patient for file in files} | {report.patient}):
             raise _unclear(study, report, "names a patient_id of several issuers", "ambiguous-patient-id")
         if len({file.study for file in files if file.date.replace("-", "") == day.replace("-", "")} | {study.uid}) > 1:
-            why = "names a day of several studies: give it the study_instance_uid"
-            raise _unclear(study, report, why, "several-studies-that-day")
+            raise _unclear(study, report, "names a day of several studies: give it a UID", "several-studies-that-day")
     return reports
 
 

@@ -110,6 +110,5 @@ def bin_edges(values: Sequence[float], whole_numbers: bool) -> list[float]:
     if low == high or (whole_numbers and high - low < MOST_BARS):
         return [low - 0.5 + i for i in range(int(high - low) + 2)]
     inner = ticks(low, high, MOST_BARS - 2, whole=whole_numbers)
-    step = inner[1] - inner[0]
-    ends = [inner[0] - step] * (low < inner[0]), [inner[-1] + step] * (inner[-1] < high)
+    ends = [2 * inner[0] - inner[1]] * (low < inner[0]), [2 * inner[-1] - inner[-2]] * (inner[-1] < high)
     return [round(edge, 10) for edge in (*ends[0], *inner, *ends[1])]

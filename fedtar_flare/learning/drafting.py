@@ -271,7 +271,7 @@ class Drafter:
         if study.prior and days is None:
             raise ConfigError("a previous visit needs the days between the two visits (--prior-days)")
         if days is not None and not (study.prior and 0 < days < math.inf):
-            why = "it must be above 0" if study.prior else "it goes with --prior-image or --prior-report"
+            why = "must be above 0, an older study" if study.prior else "it goes with --prior-image or --prior-report"
             raise ConfigError(f"--prior-days {days:g}: {why}")
         if study.before is not None:
             self._check_prior(study.before, shown + 1)

@@ -66,8 +66,7 @@ def direction(name: str, row: Row) -> str:
 
 
 def _where(run: Run) -> str:
-    rows = score_rows(run)
-    sites = [row.site for row in rows if row.step is None and row.site != MEAN and (row.before or row.after)]
+    sites = [row.site for row in score_rows(run) if row.step is None and row.site != MEAN and (row.before or row.after)]
     return f"mean of {len(sites)} sites" if len(sites) > 1 else sites[0]
 
 

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryFile
 from types import FrameType, SimpleNamespace
 from typing import Any
 
@@ -26,7 +27,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.recipe.sim_env import SimEnv
 
 from fedtar_flare.core.errors import ConfigError, FedTARError
-from fedtar_flare.core.files import write_json
+from fedtar_flare.core.files import private_folder, write_json
 from fedtar_flare.core.settings import check_names
 from fedtar_flare.core.text import EVERY_SECONDS, Progress
 from fedtar_flare.record.events import End, Start, Step, Validation
@@ -34,7 +35,7 @@ from fedtar_flare.record.log import ROUNDS_FILE, of_kind, read_events
 from fedtar_flare.runtime.controller import FederatedController
 from fedtar_flare.runtime.recipe import MethodRecipe
 from fedtar_flare.runtime.site_executor import SiteExecutor
-from fedtar_flare.site.context import CHATTY, SITE_NAME, check_workspace
+from fedtar_flare.site.context import CHATTY, SITE_NAME, check_workspace, home
 from fedtar_flare.site.guard import OutboundGuard
 from fedtar_flare.site.site_file import SITES_VARIABLE, load_site_config, sites_folder
 
@@ -88,7 +89,8 @@ def simulate(
     root = Path(workspace).resolve() / recipe.name
     check_workspace(root)
     for name in names:
-        load_site_config(name, workspace=None, simulator=True)
+        states = load_site_config(name, workspace=None, simulator=True).state_dir or home() / "state"
+        TemporaryFile(dir=private_folder(states)).close()  # one that cannot be written fails here, not in FLARE
     if threads is not None and not 1 <= threads <= len(names):
         raise ConfigError(f"threads must be from 1 to the number of sites, {len(names)}, not {threads}")
     config = recipe.controller.config

@@ -129,7 +129,6 @@ def run_experiment(folder: Path, experiment: Experiment, threads: int = 1) -> No
         results = run_in_process(recipe, experiment.suite.sites, work)
         result, rows = collect(experiment, recipe, results)
     result["seconds"] = round(time.monotonic() - began, 1)
-    file = result_file(folder, experiment)
     scores = [{key: value for key, value in row.items() if key not in TEXTS} for row in rows]
     shutil.rmtree(work)
     by_hospital = grouped(rows, lambda row: (row["site"], row["when"])) if experiment.writes_reports else {}
@@ -137,7 +136,7 @@ def run_experiment(folder: Path, experiment: Experiment, threads: int = 1) -> No
         name = site if site in experiment.suite.sites else f"outside/{site}"
         write_report_scores(work / name, result["scored_round"] if when == "end" else 0, reports)
     write_text(rows_file(folder, experiment), "".join(f"{json.dumps(row)}\n" for row in scores))
-    write_text(file, json.dumps(result, indent=1))
+    write_text(result_file(folder, experiment), json.dumps(result, indent=1))
 
 
 def collect(experiment: Experiment, recipe: MethodRecipe, results: Path) -> Scored:

@@ -68,6 +68,8 @@ def test_a_file_that_cannot_be_written_is_named_in_one_line(tmp_path):
         err = failing(*command.split(), "-o", out, code=1)
         assert err.startswith(f"fedtar {command.split()[0]}: ") and f"'{'/proc' if out == '/proc' else file}" in err
         assert err.count("\n") == 1
+    err = failing("simulate", "-n", 1, "-w", tmp_path / "ws", code=1, FEDTAR_HOME="/proc")
+    assert "'/proc/state'" in err and err.count("\n") == 1, "once, and not by FLARE"
 
 
 def test_the_installed_command_ends_with_its_output_its_code_and_what_was_to_be_done_at_the_end():

@@ -236,6 +236,12 @@ def test_what_was_a_regular_expression_is_refused_with_the_way_to_write_it(place
     PLACES[place](["*", "decoder.h.[0-5].c_*", "!decoder.?.bias"])
 
 
+def test_a_number_with_an_exponent_is_one_without_a_point_too():
+    text = "{a: 1e-3, b: -2E4, c: 1.5e+2, d: e3, e: 1e, f: '1e-3', g: 0x1e3, h: 1e3f, i: .5e1}"
+    numbers = {"a": 1e-3, "b": -2e4, "c": 150.0, "g": 0x1E3, "i": 5.0}
+    assert parse_yaml(text, "here") == numbers | {"d": "e3", "e": "1e", "f": "1e-3", "h": "1e3f"}
+
+
 def test_the_speed_of_long_work_is_without_its_start(monkeypatch):
     """The first unit takes a minute, since everything is loaded then; each other one takes half a second."""
     lines: list[str] = []
