@@ -25,7 +25,8 @@ from fedtar_flare.core.files import PRIVATE, write_bytes, write_text
 PREPARATION_VERSION = 4  # raised whenever the same files and settings give other numbers than before
 Identity = list[tuple[str, int, int]]  # path, size and time of change of every file of a study
 NOT_WRITTEN = ("disk-full", "not-writable")  # reasons for which no study at all can be prepared
-_DAMAGED = (OSError, ValueError, KeyError, IndexError, EOFError)
+_DAMAGED = (OSError, ValueError, KeyError, IndexError, EOFError, SystemError)  # the last where Python 3.11.7 and
+# before parses two files' headers at once in two threads (python/cpython#106905): then a study is prepared again
 _VERIFIED: dict[Path, tuple[int, int, int]] = {}  # inode, size and time of files whose checksum was right
 
 
