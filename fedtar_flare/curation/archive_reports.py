@@ -121,7 +121,8 @@ def _by_day(study: Study, by_key: ByKey, index: Index) -> list[Report]:
             files = [file for file in files if may_be_same(file.patient, own)]
         if not one_identity({file.patient for file in files} | {report.patient}):
             raise _unclear(study, report, "names a patient_id of several issuers", "ambiguous-patient-id")
-        if len({file.study for file in files if file.date.replace("-", "") == day.replace("-", "")} | {study.uid}) > 1:
+        digits = day.replace("-", "")  # a date that is missing or cut may be this one
+        if len({file.study for file in files if digits.startswith(file.date.replace("-", "")[:8])} | {study.uid}) > 1:
             raise _unclear(study, report, "names a day of several studies: give it a UID", "several-studies-that-day")
     return reports
 

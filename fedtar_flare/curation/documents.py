@@ -50,7 +50,7 @@ class Document:
     Documents that share one of ``names`` (source, value, and what else tells it apart) are versions of one report; a
     name of no value counts for nothing. ``status`` is FINAL, WITHDRAWN or the source's own word for what is neither.
     ``issued`` and ``clocks`` (by name) are times as ``moment`` has them, which grow from version to version.
-    ``procedure`` is UNKNOWN or a code, where versions of one report may come under different names; else empty.
+    ``procedure`` is a code or UNKNOWN: versions of one report may come under different names.
     ``further`` are other orders and studies that it is about as well, as ``studies_of`` has them. ``attached`` counts
     files beside its text that were not read.
     ``patients`` are all identifiers that may be the patient's: exactly one is wanted. ``unread`` is the reason why its
@@ -64,7 +64,7 @@ class Document:
     issued: str
     clocks: tuple[tuple[str, str], ...] = ()
     patients: tuple[Identifier, ...] = ()
-    procedure: str = ""
+    procedure: str = UNKNOWN
     order: Identifier = NOBODY  # the accession number
     study: str = ""  # the StudyInstanceUID
     further: tuple[tuple[Identifier, str], ...] = ()
@@ -307,8 +307,7 @@ def _clusters(group: Sequence[Document]) -> list[list[Document]]:
 
 def _contradicts(gone: Document, report: Document) -> bool:
     """Whether what was withdrawn may be this report, of another source or under another name, and is not older."""
-    procedures = {gone.procedure, report.procedure}
-    apart = not gone.procedure or (len(procedures) > 1 and UNKNOWN not in procedures)
+    apart = gone.procedure != report.procedure and UNKNOWN not in (gone.procedure, report.procedure)
     if apart and {name[0] for name in gone.names} & {name[0] for name in report.names}:
         return False
     comparable = gone.issued and gone.issued[:3] == report.issued[:3]

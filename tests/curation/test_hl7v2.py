@@ -76,6 +76,9 @@ WHOSE = {
 FORCE = {
     "OBR-25 withdraws": ([oru(), oru(when=LATER, status="X")], [], {"withdrawn": 1, "superseded": 1}),
     "also at a time that cannot be read": ([oru(), oru(when="soon", status="X")], [], {"withdrawn": 2}),
+    "also under a name that tells less": (
+        [oru("a"), oru(when=LATER, status="X", number="A1", code="")], [], {"withdrawn": 1, "withdrawn-elsewhere": 1}),
+    "not another procedure": ([oru("a"), oru(when=LATER, status="X", code="1^MR")], [a("a")], {"withdrawn": 1}),
     "all results wrong or deleted": (
         [oru(), CORRECTED + obx("a", status="W")], [], {"withdrawn": 1, "superseded": 1}),
     "one result wrong": ([oru("a") + obx("b", status="W", first=2)], [], {"status-W": 1}),
