@@ -8,7 +8,7 @@ from typing import Any
 
 from fedtar_flare.core.errors import ConfigError, DataError, decoding
 from fedtar_flare.data.cohort import Modality, Sex, Visit
-from fedtar_flare.data.sources.fields import PICTURES, age_of, moment_of, sex_of
+from fedtar_flare.data.sources.fields import PICTURES, age_of, date_of, sex_of
 from fedtar_flare.imaging.readers.dicom_files import headers
 from fedtar_flare.imaging.readers.dicom_tags import first, text_of
 from fedtar_flare.learning.inputs import IMAGE, REPORT
@@ -84,15 +84,16 @@ def study_of(image: Path, modality: Modality | None = None, **patient: Any) -> S
         text = f"{before} and {image} are of two patients, by their PatientID: show the patient's own previous study"
         raise DataError(text, reason="mixed-patients")
     if before is not None and "prior_days" not in given:
-        dates = [_if_readable(moment_of, first(study, "StudyDate"), first(study, "StudyTime")) for study in both]
+        timed = all(first(study, "StudyTime") for study in both)  # a time of one alone says nothing
+        dates = [_if_readable(date_of, first(study, "StudyDate") + first(study, "StudyTime") * timed) for study in both]
         if len(dates) == 2 and None not in dates:
             given["prior_days"] = (dates[1] - dates[0]).total_seconds() / 86_400
     return Study(image, modality, **given)
 
 
-def _if_readable(read: Callable[..., Any], *texts: str) -> Any:
-    """A header's values as ``read`` parses them; None where it refuses them."""
+def _if_readable(read: Callable[[str], Any], text: str) -> Any:
+    """A header's value as ``read`` parses it; None where it refuses it."""
     try:
-        return read(*texts)
+        return read(text)
     except DataError:
         return None

@@ -146,6 +146,15 @@ def test_a_value_of_a_wrong_vr_is_refused_or_read_right(tmp_path, vr):
         study_of(changed)
 
 
+@pytest.mark.parametrize(("times", "hours"), [(("0930", "10"), 0.5), (("", "10"), 0), (("233000.5", "120000"), -11.5)])
+def test_headers_say_how_far_two_visits_are_apart(tmp_path, times, hours):
+    before, now = (
+        write_radiograph(tmp_path / f"{i}.dcm", GREY.astype(np.uint16), StudyDate="20240131", StudyTime=time)
+        for i, time in enumerate(times)
+    )
+    assert study_of(now, prior_image=before).prior_days == pytest.approx(hours / 24)
+
+
 @pytest.mark.parametrize("bits", [8, 10, 12, 16])
 @pytest.mark.parametrize("window", [False, True])
 def test_dicom_depth_window_and_monochrome1(tmp_path, bits, window):
