@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime, time
 from functools import cached_property
 from itertools import chain
 from operator import attrgetter
@@ -42,7 +42,7 @@ class Visit:
     patient_id: str
     visit_id: str
     acquired: datetime
-    """Moment of acquisition; one with a time zone is converted to UTC without a zone, so that all compare."""
+    """Moment of acquisition by the clocks of its place; a time zone is dropped, so that all compare."""
     image: Path
     """CT: a DICOM folder, file or zip, or NIfTI; else PNG, JPEG or a DICOM radiograph."""
     report: str
@@ -64,7 +64,7 @@ class Visit:
 
     def __post_init__(self) -> None:
         if self.acquired.tzinfo is not None:
-            object.__setattr__(self, "acquired", self.acquired.astimezone(UTC).replace(tzinfo=None))
+            object.__setattr__(self, "acquired", self.acquired.replace(tzinfo=None))
         if not self.report.strip() and self.labels is None:
             text, reason = "the report is empty", "empty-report"
         elif self.labels is not None and self.labels & self.uncertain:
@@ -114,7 +114,7 @@ class Sample:
     visit: Visit
     """The visit whose report is learned."""
     prior: Visit | None
-    """The last visit at an earlier moment with a readable image; None without one, or where it is not included."""
+    """The last visit that came before, with a readable image; None without one, or where it is not included."""
     sex: Sex | None
     """The patient's."""
     time_step: int
@@ -180,9 +180,7 @@ class Cohort:
     ):
         if not patients:
             raise DataError(f"site {site} has no patient that can be used", reason="no-patient")
-        by_hash = {}
-        for patient in patients:
-            by_hash[hmac.digest(key, b"order:" + patient.patient_id.encode(), "sha256")] = patient
+        by_hash = {hmac.digest(key, b"order:" + p.patient_id.encode(), "sha256"): p for p in patients}
         if len(by_hash) < len(patients):
             raise DataError(f"site {site} has two patients of one id", reason="duplicate-patient")
         self.site, self.key, self.timeline = site, key, timeline
@@ -216,8 +214,9 @@ class Cohort:
                 # a visit that became unreadable keeps its place, so that it moves no later visit to another step
                 step = self.timeline.step_of(i + bisect_left(unreadable, order_in_time(visit)), visit.acquired)
                 before = None
-                if with_prior:  # of two visits at one moment, neither came before the other
-                    before = next((s for s in reversed(earlier) if s.visit.acquired < visit.acquired), None)
+                if with_prior:  # of two visits at one moment neither came before; midnight is a time that is not known
+                    now, today = visit.acquired, datetime.combine(visit.acquired, time.min)
+                    before = next((s for s in reversed(earlier) if today != s.visit.acquired < now), None)
                 prior, image = (before.visit, before.prepared) if before else (None, None)
                 prepared, chain = self._prepared.get(visit), before if several else None
                 earlier.append(Sample(visit, prior, patient.sex, step, split, prepared, image, chain))
@@ -354,10 +353,8 @@ class Cohort:
             By time step, rounded down to multiples of ``least``; length T.
         """
         visits = Counter(map(attrgetter("split", "time_step"), self.samples(None, least=least)))
-        counts: dict[Split, list[int]] = {}
-        for split in SPLITS:
-            counts[split] = [round_to_cell(visits[split, step], least) for step in range(1, self.time_steps + 1)]
-        return counts
+        steps = range(1, self.time_steps + 1)
+        return {split: [round_to_cell(visits[split, step], least) for step in steps] for split in SPLITS}
 
     def digest(self) -> str:
         """A keyed hash of the content.
