@@ -57,16 +57,18 @@ class FindingsChoice:
         return presence * (1 + len(stated.levels)) + others
 
     def complete(self, text: str, read: Findings) -> str:
-        """The text, with a plain sentence for each finding that it leaves out or states otherwise than was read.
+        """The text, with a plain sentence for each finding that it leaves out or states otherwise than was read, and
+        for each of which it claims a change that was not read.
 
         Sentences about such a finding alone are left out; of those that deny others too, these denials stay. Where
         the text would state, deny or doubt anything else otherwise than before, it stays as it is.
         """
+        rows = zip(*read, self.stated(text).levels, strict=True)  # what the text alone states stays
+        read = read._replace(levels=tuple(now or (of_text if c != RESOLVED else 0) for now, c, of_text in rows))
         for number, name in enumerate(self.branch.reader.findings if self.completes else ()):
-            level, change = read.levels[number], read.changes[number]
-            if not (level or change == RESOLVED) or _as_read(self.stated(text), read, number):
+            if _as_read(self.stated(text), read, number):
                 continue
-            plain = " ".join([*self._without(text, name), plain_sentence(name, level, change)])
+            plain = " ".join([*self._without(text, name), plain_sentence(name, *(of[number] for of in read))])
             same = self._others(plain, name) == self._others(text, name)
             if same and _as_read(self.stated(plain), read, number):
                 text = plain
@@ -109,7 +111,8 @@ def _differs(stated: Findings, read: Findings, number: int) -> bool:
     """Whether a text states a finding's degree, or its change, otherwise than it was read."""
     level, wanted = stated.levels[number], read.levels[number]
     of_degree = level and wanted and level != wanted and PRESENT not in (level, wanted)
-    return bool(of_degree) or _claim(stated.changes[number]) != _claim(read.changes[number])
+    said, change = stated.changes[number], read.changes[number]  # NONE: there was nothing to compare with
+    return bool(of_degree) or _claim(said) != _claim(change) or (said == UNCHANGED and change == NONE)
 
 
 def plain_sentence(name: str, level: int, change: int) -> str:
@@ -117,6 +120,8 @@ def plain_sentence(name: str, level: int, change: int) -> str:
     words = " ".join(_words(name))
     if change == RESOLVED:
         return f"Resolution of {words}."
+    if not level:
+        return f"No {words}."
     degree = f"{LEVELS[level]} " * (level != PRESENT)
     course = f", {CHANGES[change]}" * (NEW <= change < RESOLVED and change != UNCHANGED)
     doubt = " Its course is not certain." * (change == UNCERTAIN)
