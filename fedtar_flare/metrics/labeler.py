@@ -78,8 +78,8 @@ def _to_the_right(words: Sequence[str], starting: dict[int, Match[Cue]]) -> Reac
                 denying = doubting = False
             elif cue.tag is Cue.ENDS_DENIAL:
                 denying = False
-            elif cue.tag is Cue.DENIES_AFTER or (cue.tag is Cue.DENIES_BEFORE and not i):  # "resolved effusion"
-                denying, predicate = True, False
+            elif cue.tag is Cue.DENIES_AFTER or (cue.tag is Cue.DENIES_BEFORE and (not i or _heads(words, cue))):
+                denying, predicate = True, False  # as "resolved effusion"
             elif cue.tag in (Cue.DOUBTS_AFTER, Cue.DOUBTS_BOTH):
                 doubting, predicate = True, False
             elif cue.tag is Cue.DOUBTS_ANEW:
@@ -96,6 +96,12 @@ def _to_the_right(words: Sequence[str], starting: dict[int, Match[Cue]]) -> Reac
                 predicate = True  # and no adjective of a noun behind it
         denied[i], doubted[i] = denying, doubting
     return denied, doubted
+
+
+def _heads(words: Sequence[str], cue: Match[Cue]) -> bool:
+    """Whether it is of "pleura: no effusion", and not of "effusion: no, ..." or "effusion: no pneumothorax: no"."""
+    first, second = [*words[cue.end : cue.end + 2], "", ""][:2]
+    return words[cue.start] == ":" and words[cue.end - 1] == "no" and first.isalnum() and second != ":"
 
 
 def _alternative_ahead(words: Sequence[str], starting: dict[int, Match[Cue]]) -> list[bool]:
