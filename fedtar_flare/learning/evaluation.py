@@ -3,19 +3,19 @@
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, pairwise
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.files import PRIVATE, write_text
-from fedtar_flare.data.cohort import Sample
+from fedtar_flare.data.cohort import Sample, Visit
 from fedtar_flare.data.minimum_cell import enough, full_cells, round_share, round_to_cell
 from fedtar_flare.learning.labels import labeler_of
 from fedtar_flare.metrics.agreement import LabelCounts
 from fedtar_flare.metrics.clinical import clinical_score
-from fedtar_flare.metrics.grades import contrary_claims, marks
+from fedtar_flare.metrics.grades import contrary_claims, later_visits, marks
 from fedtar_flare.metrics.labeler import rules_for
 from fedtar_flare.metrics.language import bleu_of_sums, identical_share, report_statistics
 from fedtar_flare.metrics.registry import scores_of
@@ -30,13 +30,18 @@ TEXTS = ("text", "reference")
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Scores and drafts, with the patient adapter; ``scores_generic`` without it, where a method has one."""
+    """Scores, and drafts by visit, with the patient adapter; ``scores_generic`` without it, where a method has one."""
 
     scores: dict[str, Any]
     scores_generic: dict[str, Any] | None
     rows: list[dict[str, Any]]
     samples: list[Sample]
-    texts: list[str]
+    drafts: Mapping[Visit, str]  # also of the visits before, where these stand for their reports
+
+    @property
+    def texts(self) -> list[str]:
+        """The draft of each sample."""
+        return [self.drafts[sample.visit] for sample in self.samples]
 
 
 def site_scores(
@@ -147,7 +152,7 @@ def report_rows(
     lengths = statistics.hypothesis_length, statistics.reference_length
     bleu = bleu_of_sums(statistics.matches, statistics.guesses, *lengths).tolist()
     reports = reports_of(samples, drafts, losses, range(len(samples)), 1)
-    claimed, clinical = _claims(samples, reports), reports.values(clinical_score)
+    claimed, clinical = _claims(reports), reports.values(clinical_score)
     rows = []
     for i, (sample, text, loss) in enumerate(zip(samples, drafts, losses, strict=True)):
         visit = sample.visit
@@ -182,15 +187,12 @@ def report_rows(
     return rows
 
 
-def _claims(samples: Sequence[Sample], reports: Reports) -> list[list[int]]:
+def _claims(reports: Reports) -> list[list[int]]:
     """Of each draft how many claims of change the patient's report before contradicts, and how many it makes."""
-    (references, drafts), visits = reports.as_read, [sample.visit for sample in samples]
-    counts = [[0, 0] for _ in drafts]
-    for before, i in pairwise(sorted(range(len(drafts)), key=lambda i: (visits[i].patient_id, visits[i].acquired))):
-        if visits[before].patient_id == visits[i].patient_id and references[before]:
-            verdicts = [contrary for _, contrary in contrary_claims(drafts[i], references[before], reports.reader)]
-            counts[i] = [sum(verdicts), len(verdicts)]
-    return counts
+    references, drafts = reports.as_read
+    later = later_visits(zip(reports.patients, reports.times, references, range(len(drafts)), strict=True))
+    claimed = {i: contrary_claims(drafts[i], before, reports.reader) for _, i, before in later if before}
+    return [[sum(wrong for _, wrong in told), len(told)] for told in (claimed.get(i, []) for i in range(len(drafts)))]
 
 
 def report_texts(folder: Path, round_: int | None = None, *, personal: bool = True) -> list[dict[str, Any]]:

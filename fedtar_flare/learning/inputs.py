@@ -63,7 +63,7 @@ def prior_batch(
     rows = list(zip(samples, kinds, strict=True))
     images = [earlier(sample) if IMAGE in shown else None for sample, shown in rows]
     read_before = [sample.prior if REPORT in shown else None for sample, shown in rows]
-    reports = [None if visit is None else visit.report if texts is None else texts[visit] for visit in read_before]
+    reports = [None if visit is None else visit.report if texts is None else texts.get(visit) for visit in read_before]
     batch = PriorBatch(torch.tensor([sample.days_since_prior or 0.0 for sample in samples]))
     if with_image := [image for image in images if image is not None]:
         prepared = read(with_image)

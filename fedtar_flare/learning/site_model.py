@@ -316,12 +316,12 @@ class SiteModel:
         generic: bool = True,
     ) -> Evaluated:
         """Write drafts, each rank its share, and score them, with and, where ``generic``, without the personal part."""
-        samples, generic = self.cohort.samples(split, steps), generic and self.has_personal_part
+        scored, generic = self.cohort.samples(split, steps), generic and self.has_personal_part
         twice = generic and self.personal_part_acts
         kinds = (True, False) if twice else (True,)
-        loss_of: dict[bool, dict[int, float]] = {True: {}, False: {}}
-        text_of: dict[bool, dict[Visit, str]] = {True: {}, False: {}}
-        generated = self.cohort.timeline.prior_generated
+        loss_of, text_of = ({p: dict[Visit, Any]() for p in (True, False)} for _ in range(2))
+        generated, last = self.cohort.timeline.prior_generated, max((s.time_step for s in scored), default=0)
+        samples = self.cohort.samples(split, range(1, last + 1)) if generated else scored  # with those that come before
         progress = Progress("scoring report", len(samples), logger.info)
 
         def score(left: Sequence[int], size: int) -> Sequence[int]:
@@ -329,15 +329,15 @@ class SiteModel:
             # few reports are written together with the part before: a step of the search takes little less for them
             chosen, rest = (left[:size], left[size:]) if len(left) >= 1.5 * size else (left, ())
             part = [samples[i] for i in chosen]
+            visits = [sample.visit for sample in part]
             images = self.images(part, prior=not generated)
             for personal in kinds:
                 self.checkpoint()
                 if generated:
                     images.prior = self.prior(part, texts=text_of[personal])
                 with self._reading_once():
-                    loss_of[personal] |= zip(chosen, self.report_losses(part, images, personal).tolist(), strict=True)
-                    drafts = self.generate(part, images, personal)
-                text_of[personal] |= zip((sample.visit for sample in part), drafts, strict=True)
+                    loss_of[personal] |= zip(visits, self.report_losses(part, images, personal).tolist(), strict=True)
+                    text_of[personal] |= zip(visits, self.generate(part, images, personal), strict=True)
             progress(len(text_of[True]))
             return rest
 
@@ -348,25 +348,24 @@ class SiteModel:
             with torch.no_grad(), self._writing():
                 while left:
                     left = retry_smaller_batch(self._evaluation_batch, partial(score, left))
-            written = [[(i, loss_of[p][i], text_of[p][samples[i].visit]) for i in mine] for p in kinds]
+            written = [[(i, *(of[p][samples[i].visit] for of in (loss_of, text_of))) for i in mine] for p in kinds]
             for of_rank in self.ranks.gather(written):
-                for p, scored in zip(kinds, of_rank, strict=True):
-                    loss_of[p] |= {i: loss for i, loss, _ in scored}
-                    text_of[p] |= {samples[i].visit: text for i, _, text in scored}
+                for p, done in zip(kinds, of_rank, strict=True):
+                    loss_of[p] |= {samples[i].visit: loss for i, loss, _ in done}
+                    text_of[p] |= {samples[i].visit: text for i, _, text in done}
         # 2. Scores; a personal part that does not act scores as none.
         passes = (True, False) if generic else (True,)
         if not twice:
             loss_of[False], text_of[False] = loss_of[True], text_of[True]
-        losses = {p: [loss_of[p][i] for i in range(len(samples))] for p in passes}
-        texts = {p: [text_of[p][sample.visit] for sample in samples] for p in passes}
+        losses, texts = ({p: [of[p][s.visit] for s in scored] for p in passes} for of in (loss_of, text_of))
         labelled, steps = None, self.cohort.time_steps
         if self.report_labeler is not None and not self.ranks.rank:
-            references = [sample.visit.report for sample in samples]
+            references = [sample.visit.report for sample in scored]
             labelled = self.report_labeler.label(references, chain(*texts.values()), self.checkpoint)
         how = (steps, min_cell, labelled, self.scores)
-        scores = {p: site_scores(samples, texts[p], losses[p], *how) for p in passes}
-        rows = [row for p in passes for row in report_rows(samples, texts[p], losses[p], personal=p, labels=labelled)]
-        return Evaluated(scores[True], scores.get(False), rows, samples, texts[True])
+        scores = {p: site_scores(scored, texts[p], losses[p], *how) for p in passes}
+        rows = [row for p in passes for row in report_rows(scored, texts[p], losses[p], personal=p, labels=labelled)]
+        return Evaluated(scores[True], scores.get(False), rows, scored, text_of[True])
 
     def _autocasting(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self._autocast)

@@ -7,16 +7,17 @@ compared with the report before, too.
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from itertools import chain, pairwise
+from itertools import chain, groupby
 from operator import attrgetter, itemgetter
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from fedtar_flare.metrics.labeler import Direction, Mention, RuleLabeler
 from fedtar_flare.metrics.sentences import Match, Phrasebook, Tag, phrases, sentences
 
+Known = TypeVar("Known")
 DIRECTIONS: tuple[Direction, ...] = ("new", "increased", "decreased", "unchanged", "resolved")
 
 _DIVIDERS = frozenset(
@@ -105,13 +106,9 @@ def finding_changes(text: str, labeler: RuleLabeler) -> frozenset[FindingChange]
 
 def directions(words: Sequence[str], mentions: Sequence[Mention], labeler: RuleLabeler) -> list[Direction | None]:
     """How each of a sentence's ``mentions`` changed, by the nearest of its :func:`qualifiers`; None without any."""
-    mentioned: set[int] = set()  # the words of mentions do not qualify them: "heart size has increased"
-    for mention in mentions:
-        mentioned.update(range(mention.start, mention.end))
-    matches = []
-    for match in _book(labeler).cover(words):
-        if match.tag is not None and not mentioned.issuperset(range(match.start, match.end)):
-            matches.append(match)
+    # the words of mentions do not qualify them: "heart size has increased"
+    mentioned = {i for mention in mentions for i in range(mention.start, mention.end)}
+    matches = [m for m in _book(labeler).cover(words) if m.tag and not mentioned.issuperset(range(m.start, m.end))]
     stronger = [match for match in matches if not words[match.start].startswith("persist")]
     if stronger and len(mentions) == 1:  # "persists, but is smaller"
         matches = stronger
@@ -126,19 +123,29 @@ def _book(labeler: RuleLabeler) -> Phrasebook[Direction | None]:
     return Phrasebook([*labeler.changes.items(), *known, *((p, None) for p in phrases("changes")["none"])])
 
 
-def claims(visits: Iterable[tuple[str, float, str, str]], labeler: RuleLabeler) -> list[tuple[str, str, bool]]:
-    """Claims of change in ``visits`` (patient, time, report): the patient, and whether the report before contradicts.
+def later_visits(visits: Iterable[tuple[str, float, str, Known]]) -> Iterator[tuple[str, Known, str]]:
+    """Of ``visits`` (patient, time, report, and what is known of it) those with a visit before, and its report.
 
-    A new finding contradicts a report that states it, any other change one that denies or does not mention it.
+    Of two visits at one time neither came before the other.
     """
-    by_patient: dict[str, list[tuple[float, str, str]]] = defaultdict(list)
-    for patient, time, reference, draft in visits:
-        by_patient[patient].append((time, reference, draft))
-    verdicts = []
-    for patient, reports in by_patient.items():
-        for (_, before, _), (_, _, draft) in pairwise(sorted(reports, key=itemgetter(0))):
-            verdicts += [(patient, *claim) for claim in contrary_claims(draft, before, labeler)]
-    return verdicts
+    by_patient: dict[str, list[tuple[str, float, str, Known]]] = defaultdict(list)
+    for visit in visits:
+        by_patient[visit[0]].append(visit)
+    for patient, of_patient in by_patient.items():
+        before = None
+        for _, at_once in groupby(sorted(of_patient, key=itemgetter(1, 2)), key=itemgetter(1)):
+            rows = [*at_once]
+            if before is not None:
+                yield from ((patient, known, before) for *_, known in rows)
+            before = rows[-1][2]
+
+
+def claims(visits: Iterable[tuple[str, float, str, str]], labeler: RuleLabeler) -> list[tuple[str, str, bool]]:
+    """Claims of change in ``visits`` (patient, time, report, draft): patient, finding, and whether the report before
+    contradicts.
+    """
+    later = later_visits(visits)
+    return [(patient, *claim) for patient, draft, before in later for claim in contrary_claims(draft, before, labeler)]
 
 
 def contrary_claims(text: str, before: str, labeler: RuleLabeler) -> list[tuple[str, bool]]:

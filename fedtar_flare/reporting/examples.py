@@ -111,7 +111,6 @@ def choose(patients: Sequence[str]) -> list[int]:
 def examples_of(scored: Evaluated, model: SiteModel) -> tuple[Example, ...]:
     """Take the first patients' drafts as examples, with pictures of their visits and of the changes claimed of them."""
     chosen = choose([sample.visit.patient_id for sample in scored.samples])
-    texts = dict(zip((sample.visit for sample in scored.samples), scored.texts, strict=True))
     numbers: dict[str, int] = {}
     visits: Counter[str] = Counter()
     examples = []
@@ -124,11 +123,11 @@ def examples_of(scored: Evaluated, model: SiteModel) -> tuple[Example, ...]:
                 patient=numbers.setdefault(visit.patient_id, len(numbers) + 1),
                 visit=visits[visit.patient_id],
                 time_step=sample.time_step,
-                draft=texts[visit],
+                draft=scored.drafts[visit],
                 reference=visit.report,
                 pictures=pictures,
                 caption=caption,
-                changes=() if sample.prior is None else _changes(sample, texts, model),
+                changes=() if sample.prior is None else _changes(sample, scored.drafts, model),
             )
         )
     return tuple(examples)

@@ -120,6 +120,9 @@ def test_the_model_s_own_texts_and_never_a_reference_stand_for_generated(learner
         assert len(texts[prior]) == len(learner.cohort.samples("test")) == 3
     assert texts["generated"] == texts["generated, junk"]
     assert texts["report"] != texts["report, junk"] and texts["report"] != texts["generated"]
+    assert [learner.evaluate(1, "test", step).texts for step in (1, 2, 3)] == [[text] for text in texts["generated"]]
+    learner.cohort = learner.cohort.until(3)  # validation has no visit before any more
+    assert len(learner.evaluate(1, "validation").texts) == 1
 
 
 def generator_of(targets):

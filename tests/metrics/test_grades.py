@@ -136,7 +136,7 @@ def test_contradictions_between_reports_of_one_patient(line):
     texts, words = line.split(" =>")
     contradicted = [("p", "Pleural Effusion", word == "yes") for word in words.split()]
     rows = [("p", i, text, text) for i, text in enumerate(texts.split(" | "))]
-    with_another = [*rows[::-1], ("q", len(rows), "New effusion.", "New effusion.")]
+    with_another = [*rows[::-1], *[("q", len(rows), "New effusion.", "New effusion.")] * 2]  # two films of one moment
     assert claims(rows, CHEXPERT) == claims(with_another, CHEXPERT) == contradicted
 
 

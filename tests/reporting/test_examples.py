@@ -48,8 +48,8 @@ def scored(*visits):
     noise = np.random.default_rng(0).integers(0, 256, (8, 3, 64, 64), np.uint8)
     made = [Visit(p, f"{p}-{i}", datetime(2020, 3, i + 1), Path("x"), r, "ct") for i, (p, r) in enumerate(visits)]
     samples = [Sample(visit, None, None, 1, "test", None) for visit in made]
-    texts = [f"draft of {visit.report}" for visit in made]
-    return Evaluated({}, None, [], samples, texts), [Prepared(noise, np.zeros(len(noise)))] * len(made)
+    drafts = {visit: f"draft of {visit.report}" for visit in made}
+    return Evaluated({}, None, [], samples, drafts), [Prepared(noise, np.zeros(len(noise)))] * len(made)
 
 
 class Model:

@@ -193,8 +193,7 @@ class PatientLearner(ReportLearner):
         findings.calibrate(self._read_off(self.cohort.samples("validation", least=self.min_cell)))
         scored = super().evaluate(min_cell, *args, **kwargs)
         counted = [s for s in scored.samples if scored.scores["steps"][str(s.time_step)]["n"]]  # in cells large enough
-        drafts = dict(zip((s.visit for s in scored.samples), scored.texts, strict=True))
-        read = self._read_off(counted, drafts if timeline.prior_generated else None)
+        read = self._read_off(counted, scored.drafts if timeline.prior_generated else None)
         return replace(scored, scores=scored.scores | {"certainty": findings.count_by_certainty(read, min_cell)})
 
     @torch.no_grad()
