@@ -50,17 +50,17 @@ def read_findings(branch: ComparisonBranch, seen: Encoded, text: str) -> tuple[R
             certainty = {part: round(row[column][i], 2) if of else None for part, (column, of) in known.items()}
             words = (LEVELS[level] if level else None, CHANGES[change] if change else None)
             slices = (now[i], before[i] if before[i] != UNKNOWN else None)
-            findings.append(ReadFinding(*_name_and_side(name, text, reader), *words, certainty, slices))
+            findings.append(ReadFinding(*_name_and_side(name, text, reader, not level), *words, certainty, slices))
     return tuple(findings)
 
 
-def _name_and_side(name: str, text: str, reader: Labeler) -> tuple[str, str | None]:
-    """A finding's name without its side, and the side that its name or the text gives."""
+def _name_and_side(name: str, text: str, reader: Labeler, gone: bool) -> tuple[str, str | None]:
+    """A finding's name without its side, and the side that its name or the text gives: where it is, or was."""
     words = name.replace("_", " ").split()
     if words[-1] in ("right", "left"):
         return " ".join(words[:-1]), words[-1]
     stated = statements(text, reader.rules) if reader.rules is not None else ()
-    sides = {side for statement in stated if statement.finding == name for side in statement.side}
+    sides = {side for known in stated if (known.finding, known.resolved) == (name, gone) for side in known.side}
     return " ".join(words), "both" if len(sides) == 2 else next(iter(sides), None)
 
 

@@ -206,11 +206,8 @@ class Grade:
 @lru_cache(maxsize=4096)  # references are read again in every evaluation
 def statements(text: str, labeler: RuleLabeler) -> tuple[Statement, ...]:
     """Read the findings that a text states; those that it denies or doubts are left out."""
-    stated: list[Statement] = []
-    for words in sentences(text):
-        if mentions := labeler.mentions(words):
-            stated += _of_sentence(words, mentions, labeler)
-    return tuple(stated)
+    read = ((words, labeler.mentions(words)) for words in sentences(text))
+    return tuple(stated for words, mentions in read if mentions for stated in _of_sentence(words, mentions, labeler))
 
 
 def grade(draft: str, reference: str, labeler: RuleLabeler) -> tuple[Grade, ...]:

@@ -3,6 +3,7 @@
 import base64
 from dataclasses import replace
 from io import BytesIO
+from types import SimpleNamespace
 
 import learners
 import numpy as np
@@ -15,10 +16,11 @@ from refused import refused
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.learning import draft_documents
-from fedtar_flare.learning.comparison import CHANGES
+from fedtar_flare.learning.comparison import CHANGES, Reading
 from fedtar_flare.learning.draft_documents import diagnostic_report, structured_report
 from fedtar_flare.learning.drafting import Draft
-from fedtar_flare.learning.findings import ReadFinding
+from fedtar_flare.learning.findings import ReadFinding, read_findings
+from fedtar_flare.learning.labels import labeler
 from fedtar_flare.learning.site_diagnosis import DiagnosisConfig
 from fedtar_flare.learning.study import study_of
 from fedtar_flare.methods.fedtar.config import PatientConfig
@@ -154,6 +156,17 @@ READ = (
     ReadFinding("Lung Opacity", None, "large", None, CERTAIN | {"change": None}),
     ReadFinding("cavity", None, None, "resolved", CERTAIN | {"degree": None}),
 )
+
+
+@pytest.mark.parametrize(("level", "change", "side"), [(1, 3, "right"), (0, 5, "left")])
+def test_a_side_is_where_the_finding_is_or_was(level, change, side):
+    reader, row = labeler("chexpert-rules"), torch.zeros(1, 14, dtype=torch.int64)
+    levels, changes = row.clone(), row.clone()
+    levels[0, -4], changes[0, -4] = level, change
+    branch = SimpleNamespace(reader=reader, key_slices=lambda seen: (row, row))
+    branch.read = lambda seen: Reading(levels, changes, *[torch.ones(1, 14)] * 3)
+    (read,) = read_findings(branch, None, "Small right effusion; the left effusion has resolved.")
+    assert (read.finding, read.side, read.change) == ("Pleural Effusion", side, CHANGES[change])
 
 
 def test_a_draft_comes_with_what_its_prompts_tell_after_one_pass_through_the_encoder(cohort_of, monkeypatch):
