@@ -271,9 +271,8 @@ def synth(arguments: argparse.Namespace) -> None:
     size = given(arguments, "patients", "seed")
     written = write_sites(arguments.out, names, timeline=timeline, options=options, **size)
     line = "{0.site}: {0.patients} patients, {0.visits} visits: {0.manifest} (truth: {0.truth.name})"
-    lines = [line.format(site) for site in written]
     how_to = _how_to_train(arguments.out, written, arguments.time_steps)
-    show(arguments, [vars(site) for site in written], *lines, how_to)
+    show(arguments, [vars(site) for site in written], *map(line.format, written), how_to)
 
 
 def partition(arguments: argparse.Namespace) -> None:
@@ -288,7 +287,8 @@ def partition(arguments: argparse.Namespace) -> None:
     lines, width = [], max(len(site.site) for site in sites)
     for site in sites:
         of_steps = ", ".join(f"t={t}: {n}" for t, n in enumerate(site.visits_per_step, start=1))
-        lines.append(f"{site.site:<{width}}  {site.patients} patients, {site.visits} visits ({of_steps})")
+        of_splits = ", ".join(f"{split}: {n}" for split, n in site.patients_per_split.items())
+        lines.append(f"{site.site:<{width}}  {site.patients} patients ({of_splits}), {site.visits} visits ({of_steps})")
     lines += ["Left out: " + ", ".join(f"{reason} {n}" for reason, n in left_out.items())] if left_out else []
     steps = max(t for site in sites for t, n in enumerate(site.visits_per_step, start=1) if n or t == 1)
     how_to = _how_to_train(arguments.out, sites, steps)

@@ -14,12 +14,14 @@ import yaml
 
 from fedtar_flare.core.errors import ConfigError, DataError
 from fedtar_flare.core.files import write_text
+from fedtar_flare.data.cells import SPLITS, Split, split_of
 from fedtar_flare.data.cohort import Patient
 from fedtar_flare.data.sources import read_source
 from fedtar_flare.data.sources.fields import labels_text
 from fedtar_flare.data.sources.manifest import write_rows
 from fedtar_flare.data.sources.reading import Reading
 from fedtar_flare.data.sources.tables import rows_of
+from fedtar_flare.site.cohort import derived_key
 
 WAYS = ("institution", "random", "clusters", "dirichlet")
 DRAWS = 1000
@@ -37,10 +39,8 @@ def by_institution(patients: Sequence[Patient], institutions: Mapping[str, str])
         raise ConfigError("this source states no institutions; divide it by random, clusters or dirichlet")
     names: dict[str, str] = {}
     for institution in sorted({institutions.get(patient.patient_id, "unknown") for patient in patients}):
-        name = site_name(institution)
-        if name in names:
-            raise ConfigError(f"institutions '{names[name]}' and '{institution}' would both be the site '{name}'")
-        names[name] = institution
+        if (first := names.setdefault(name := site_name(institution), institution)) != institution:
+            raise ConfigError(f"institutions '{first}' and '{institution}' would both be the site '{name}'")
     return {p.patient_id: site_name(institutions.get(p.patient_id, "unknown")) for p in patients}
 
 
@@ -112,6 +112,7 @@ class PartitionedSite:
     patients: int
     visits: int
     visits_per_step: tuple[int, ...]  # a patient's t-th visit at step t, later ones at the last step
+    patients_per_split: dict[Split, int]  # as the source states it, or as runs with this site's name draw it
 
 
 def partition_source(
@@ -166,12 +167,13 @@ def partition_source(
 def _write(name: str, out: Path, patients: Sequence[Patient], reading: Reading, time_steps: int) -> PartitionedSite:
     folder, site_file = out / name, out / "sites" / f"{name}.yaml"
     folder.mkdir(parents=True)
-    steps = [0] * time_steps
+    steps, splits = [0] * time_steps, dict.fromkeys(SPLITS, 0)
     visits = [visit for patient in patients for visit in patient.visits]
     all_labeled, some_lateral = all(v.labels is not None for v in visits), any(v.lateral for v in visits)
 
     rows: list[dict[str, object]] = []
     for patient in patients:
+        splits[reading.splits.get(patient.patient_id) or split_of(patient.patient_id, derived_key(name))] += 1
         for i, visit in enumerate(patient.visits):
             steps[min(i, time_steps - 1)] += 1
             row: dict[str, object] = {"patient_id": patient.patient_id, "study_datetime": visit.acquired.isoformat(" ")}
@@ -189,12 +191,11 @@ def _write(name: str, out: Path, patients: Sequence[Patient], reading: Reading, 
     options = {"modality": patients[0].visits[0].modality}
     content = {"source": "manifest", "path": f"../{name}/manifest.csv", "options": options}
     write_text(site_file, yaml.safe_dump(content, sort_keys=False))
-    return PartitionedSite(name, folder / "manifest.csv", site_file, len(patients), sum(steps), tuple(steps))
+    return PartitionedSite(name, folder / "manifest.csv", site_file, len(patients), sum(steps), tuple(steps), splits)
 
 
 def _labels(table: Path, patients: Sequence[Patient]) -> dict[str, str]:
     labels = {row["patient_id"]: row["label"] for row in rows_of(table, ("patient_id", "label"))}
-    without = [patient.patient_id for patient in patients if not labels.get(patient.patient_id)]
-    if without:
+    if without := [patient.patient_id for patient in patients if not labels.get(patient.patient_id)]:
         raise ConfigError(f"{table}: {len(without)} patient(s) have no label, such as {without[0]}")
     return {patient.patient_id: labels[patient.patient_id] for patient in patients}

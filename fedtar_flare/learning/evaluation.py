@@ -214,8 +214,9 @@ def report_texts(folder: Path, round_: int | None = None, *, personal: bool = Tr
         raise ConfigError(f"{where}: it was changed or cut short ({error!r}); score the round again") from error
     if not rows:
         of = "" if round_ is None else f" of round {round_}"
-        where = "a site's state of a run, <state>/<run id>/<site>, or a run of a comparison, <folder>/runs/<run>"
-        raise ConfigError(f"{folder} holds no reports{of}: name {where}")
+        cure = "name a site's state of a run, <state>/<run id>/<site>, or a run of a comparison, <folder>/runs/<run>"
+        why = "no patient there is in the test split, or too few for data.min_cell" if sites else cure
+        raise ConfigError(f"{folder} holds no reports{of}: {why}")
     return [row for row in rows if row["personal"] == personal or len(kinds) == 1]
 
 

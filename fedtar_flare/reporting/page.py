@@ -140,8 +140,7 @@ def losses(run: Run) -> Section:
         "Validation: mean over the reports of validation patients after the round's last step, which chooses the best "
         "round; two rounds are compared on the sites that both have."
     )
-    figures = figures[: 1 + (len(run.validations) > 2)]
-    return Section("loss", "Loss", lead, charts(figures) + absent, optimisation=True)
+    return Section("loss", "Loss", lead, charts(figures[: 1 + (len(run.validations) > 2)]) + absent, optimisation=True)
 
 
 def _losses(name: str, points: Sequence[tuple[float, float | None, str]], palette: Palette, index: int = 0) -> Series:
@@ -206,7 +205,8 @@ def settings(run: Run) -> Section:
     in_full = table(("setting", "value"), every, kind="names", left={1})
     content = render("pair.html", parts=[needed, versions])
     content += render("folded.html", title="All settings", content=in_full)
-    lead = "What one needs to repeat the run: lr is a learning rate, local_steps are updates per step and site."
+    lead = "What one needs to repeat the run: lr is a learning rate, local_steps are updates per step and site. "
+    lead += "synthetic_patients concerns synthetic sites alone."
     return Section("settings", "Settings", lead, content)
 
 

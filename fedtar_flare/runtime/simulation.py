@@ -6,6 +6,7 @@ still passes FLARE's ``FLModelUtils`` and the site's outbound guard.
 
 import contextlib
 import copy
+import fcntl
 import os
 import signal
 import threading
@@ -83,7 +84,7 @@ def simulate(
     ConfigError
         A site's file, the workspace, the number of threads or a site that the job names does not fit.
     FedTARError
-        The run failed; names the server's log.
+        The run failed, named with the server's log; or another run has the folder.
     """
     names = site_names(sites)
     root = Path(workspace).resolve() / recipe.name
@@ -97,29 +98,27 @@ def simulate(
     if config.min_sites > len(names):
         raise ConfigError(f"min_sites is {config.min_sites}, and there are {len(names)} sites")
     check_names(config.unseen, names, "server.unseen", "site")
-    write_json(root / "local" / "resources.json", ALLOW_LIST)
-    folder = root / "server" / "simulate_job" / "fedtar"
-    if (sites_files := sites_folder()) is not None:
-        os.environ[SITES_VARIABLE] = str(sites_files.resolve())  # the sites' processes start in other folders
-    environment = SimEnv(
-        clients=names,
-        num_threads=threads or len(names),
-        workspace_root=str(root.parent),
-        log_config=str(_console_log(root / "local" / "console_log.json", quiet=say is not None)),
-    )
-    # of a RuntimeError the record says why, better than FLARE
-    with _interruptible(folder), _followed(folder, say, every), contextlib.suppress(RuntimeError):
-        recipe.execute(environment)  # or exports it, where a job.py was called with FLARE's --export
-    if (status := run_status(folder)) != "completed":
-        raise FedTARError(f"the run did not complete ({status}); the server's log: {root / 'server' / 'log.txt'}")
-    return folder
+    with _alone(root):
+        write_json(root / "local" / "resources.json", ALLOW_LIST)
+        folder = root / "server" / "simulate_job" / "fedtar"
+        if (sites_files := sites_folder()) is not None:
+            os.environ[SITES_VARIABLE] = str(sites_files.resolve())  # the sites' processes start in other folders
+        console = _console_log(root / "local" / "console_log.json", quiet=say is not None)
+        environment = SimEnv(
+            clients=names, num_threads=threads or len(names), workspace_root=str(root.parent), log_config=str(console)
+        )
+        # of a RuntimeError the record says why, better than FLARE
+        with _interruptible(folder), _followed(folder, say, every), contextlib.suppress(RuntimeError):
+            recipe.execute(environment)  # or exports it, where a job.py was called with FLARE's --export
+        if (status := run_status(folder)) != "completed":
+            raise FedTARError(f"the run did not complete ({status}); the server's log: {root / 'server' / 'log.txt'}")
+        return folder
 
 
 def site_names(sites: int | str | Sequence[str]) -> list[str]:
     """Name the sites of a simulation: ``site-1``, ``site-2``, ... for a number, or the names, in a text by commas."""
     if isinstance(sites, int) or (isinstance(sites, str) and sites.lstrip("-").isdecimal()):
-        sites = int(sites)
-        names = [f"site-{i}" for i in range(1, sites + 1)]
+        names = [f"site-{i}" for i in range(1, int(sites) + 1)]
     else:
         names = [name.strip() for name in (sites.split(",") if isinstance(sites, str) else sites)]
     if not names or len(set(names)) != len(names):
@@ -129,6 +128,17 @@ def site_names(sites: int | str | Sequence[str]) -> list[str]:
             allowed = f"letters, digits, '.', '_', '@' and '-', and none of {', '.join(RESERVED)}"
             raise ConfigError(f"sites: '{name}' cannot name a site: {allowed}")
     return names
+
+
+@contextlib.contextmanager
+def _alone(root: Path) -> Iterator[None]:
+    """Within the context no other run may replace the folder; forked processes do not inherit this kind of lock."""
+    with (private_folder(root.parent, 0o777) / f".{root.name}.lock").open("w") as lock:
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise FedTARError(f"{root}: another run has this folder; wait for its end, or name another (-w)") from error
+        yield
 
 
 @contextlib.contextmanager
@@ -152,9 +162,8 @@ def _interruptible(folder: Path) -> Iterator[None]:
     for number in before:
         signal.signal(number, note)
     try:
-        yield
-    except KeyboardInterrupt:
-        pass
+        with contextlib.suppress(KeyboardInterrupt):
+            yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -202,12 +211,10 @@ def _console_log(file: Path, quiet: bool) -> Path:
     from nvflare.fuel.utils.log_utils import concise_log_dict
 
     config = copy.deepcopy(concise_log_dict)
-    not_shown = [name.rpartition(".")[2] for name in CHATTY]
-    config["filters"]["ConciseFilter"]["exclude_logger_names"] = not_shown
+    config["filters"]["ConciseFilter"]["exclude_logger_names"] = [name.rpartition(".")[2] for name in CHATTY]
     if quiet:
         config["handlers"]["consoleHandler"] |= {"level": "WARNING", "stream": "ext://sys.stderr"}
-    write_json(file, config)
-    return file
+    return write_json(file, config)
 
 
 def run_status(folder: Path) -> str:
@@ -216,8 +223,7 @@ def run_status(folder: Path) -> str:
         events = read_events(folder)
     except FedTARError:
         return "it did not start"
-    last = events[-1] if events else None
-    if not isinstance(last, End):
+    if not events or not isinstance(last := events[-1], End):
         return "it stopped in the middle"
     return last.status if last.status == "completed" else f"{last.status}: {last.reason}"
 
@@ -287,12 +293,8 @@ class InThisProcess(FederatedController):
         self.silent_until = time.monotonic() + timeout if silent else 0.0
 
 
-class _Engine:
+class _Engine(SimpleNamespace):
     """What an executor uses of FLARE's engine."""
-
-    def __init__(self, workspace: Path, app: Path | None):
-        about = {"get_root_dir": partial(str, workspace), "get_app_dir": lambda job: str(app)}
-        self.get_workspace = partial(SimpleNamespace, **about)
 
 
 def site_context(
@@ -307,11 +309,12 @@ def site_context(
 ) -> FLContext:
     """Make FLARE's context of a task, as a site's executor and filters get it; ``app``: where the job's app lies."""
     context = FLContext()
-    context.set_prop(ReservedKey.ENGINE, _Engine(workspace, app), private=True, sticky=False)
+    about = {"get_root_dir": partial(str, workspace), "get_app_dir": lambda job: str(app)}
+    engine = _Engine(get_workspace=partial(SimpleNamespace, **about))
     context.set_prop(ReservedKey.IDENTITY_NAME, name, private=False, sticky=False)
     context.set_prop(ReservedKey.RUN_NUM, job, private=False, sticky=False)
     props = {FLContextKey.SIMULATE_MODE: simulated, FLContextKey.TASK_NAME: task, FLContextKey.TASK_ID: "task-1"}
-    for key, value in (props | {FLContextKey.TASK_DATA: message}).items():
+    for key, value in (props | {ReservedKey.ENGINE: engine, FLContextKey.TASK_DATA: message}).items():
         context.set_prop(key, value, private=True, sticky=False)
     return context
 
@@ -320,8 +323,7 @@ class ExecutorSite:
     """A site that runs its tasks in an executor of its own, behind its outbound guard; ``workspace`` is FLARE's."""
 
     def __init__(self, name: str, executor: SiteExecutor, workspace: Path, **others: Any):
-        self.name, self.executor, self.workspace, self.others = name, executor, workspace, others
-        self.signal = Signal()
+        self.name, self.executor, self.workspace, self.others, self.signal = name, executor, workspace, others, Signal()
         workspace.mkdir(parents=True, exist_ok=True)
 
     def __call__(self, task: str, message: Shareable) -> Shareable:
@@ -336,7 +338,6 @@ class ExecutorSite:
 
 def run_in_process(recipe: MethodRecipe, sites: int | Sequence[str], folder: Path) -> Path:
     """Run a recipe in this process, its sites one after the other."""
-    folder.mkdir(parents=True, exist_ok=True)
     local_sites = {}
     for name in site_names(sites):
         local_sites[name] = ExecutorSite(name, copy.deepcopy(recipe.executor), folder / "sites" / name)

@@ -37,15 +37,9 @@ def synthetic_cohort(
     options = options or CohortOptions()
     if patients < 1:
         raise ConfigError(f"a synthetic cohort needs at least one patient, not {patients}")
-    settings = {
-        "site": site,
-        "patients": patients,
-        "time_steps": timeline.time_steps,
-        "seed": seed,
-        "alignment": timeline.alignment,
-        "periods": list(map(datetime.isoformat, timeline.periods)),
-        "options": options.to_dict(),
-    }
+    settings = {"site": site, "patients": patients, "time_steps": timeline.time_steps, "seed": seed}
+    periods = list(map(datetime.isoformat, timeline.periods))
+    settings |= {"alignment": timeline.alignment, "periods": periods, "options": options.to_dict()}
     key = hashlib.sha256(json.dumps([_code_version(), settings], sort_keys=True).encode()).hexdigest()[:16]
     target = folder / f"{re.sub(r'[^A-Za-z0-9._-]', '_', site)[:40]}-{key}"
     if not (target / INDEX).is_file():
@@ -99,6 +93,9 @@ def _make(target: Path, settings: Mapping[str, Any], timeline: Timeline, options
         except OSError:
             if not (target / INDEX).exists():
                 raise
+    except OSError as error:
+        error.filename = error.filename or str(target)  # a full disk names no file
+        raise
     finally:
         shutil.rmtree(making, ignore_errors=True)
 
@@ -141,6 +138,6 @@ def write_sites(
         (folder / INDEX).unlink()  # the manifest takes its place
         content = yaml.safe_dump({"source": "manifest", "path": f"../{name}/manifest.csv"}, sort_keys=False)
         site_file = write_text(out / "sites" / f"{name}.yaml", content)
-        counts = len(cohort.patients), len(rows)
-        written.append(WrittenSite(name, folder / "manifest.csv", site_file, folder / TRUTH, *counts))
+        paths = folder / "manifest.csv", site_file, folder / TRUTH
+        written.append(WrittenSite(name, *paths, len(cohort.patients), len(rows)))
     return written

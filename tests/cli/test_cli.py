@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from command import failing, passing
+from command import failing, fedtar, passing
 from tables import cases
 
 from fedtar_flare.cli.main import main, parser
@@ -45,7 +45,6 @@ SUITE = "{name: s, seeds: [0], sites: [a], arms: {one: {method: fedavg, settings
 @pytest.fixture
 def no_process(monkeypatch):
     """Any process that is started fails the test."""
-
     for name in ("subprocess.Popen.__init__", "os.fork", "os.posix_spawn"):
         monkeypatch.setattr(name, lambda *_, **__: pytest.fail("a process was started"))
 
@@ -62,8 +61,7 @@ def test_wrong_use_is_one_readable_message_and_starts_nothing(case, tmp_path, no
 
 
 def test_a_file_that_cannot_be_written_is_named_in_one_line(tmp_path):
-    (tmp_path / "file").write_text("")
-    file = tmp_path / "file"
+    file = write_text(tmp_path / "file", "")
     for command, out in ["init", file / "site.yaml"], ["compare quick", file / "out"], ["compare quick", "/proc"]:
         err = failing(*command.split(), "-o", out, code=1)
         assert err.startswith(f"fedtar {command.split()[0]}: ") and f"'{'/proc' if out == '/proc' else file}" in err
@@ -82,6 +80,9 @@ def test_the_installed_command_ends_with_its_output_its_code_and_what_was_to_be_
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_ctrl_c_a_kill_and_a_closed_terminal_end_a_simulation_as_an_interruption(sent, tmp_path, monkeypatch, capsys):
     def caught(*_):  # as FLARE's runner catches it, and returns
+        if sent == signal.SIGINT:  # meanwhile there is no second run in the folder
+            code, _, said = fedtar("simulate", "--preset", "tiny", "-w", tmp_path)
+            assert code == 1 and f"{tmp_path}/fedtar: another run has this folder" in said and said.count("\n") == 1
         with contextlib.suppress(KeyboardInterrupt):
             os.kill(os.getpid(), sent)
 
@@ -109,8 +110,7 @@ def test_settings_as_they_are_shown_give_the_same_job(name):
     for setting in shown:
         group, _, name_in_group = setting["name"].rpartition(".")
         (groups.setdefault(group, {}) if group else groups)[name_in_group] = setting["value"]
-    again, recipe = MethodRecipe(name, **groups), MethodRecipe(name)
-    assert again.resolved() == recipe.resolved()
+    assert MethodRecipe(name, **groups).resolved() == MethodRecipe(name).resolved()
 
 
 def test_the_site_file_that_init_writes_has_every_key_with_its_default(tmp_path):

@@ -170,9 +170,10 @@ def test_other_settings_and_other_code_make_other_cohorts(tmp_path, monkeypatch)
 
 
 def test_a_half_written_cohort_is_never_used(tmp_path):
-    interrupted = Mock(wraps=build.write_ct_series, side_effect=[DEFAULT, KeyboardInterrupt])
-    with patch.object(build, "write_ct_series", interrupted), pytest.raises(KeyboardInterrupt):
-        make(tmp_path, patients=2)
+    for error, said in ((KeyboardInterrupt, "^$"), (OSError(28, "disk full"), f"disk full: '{tmp_path}/site-1-")):
+        ended = Mock(wraps=build.write_ct_series, side_effect=[DEFAULT, error])
+        with patch.object(build, "write_ct_series", ended), pytest.raises((KeyboardInterrupt, OSError), match=said):
+            make(tmp_path, patients=2)
     with pytest.raises(ConfigError):
         make(tmp_path, patients=0)
     assert not [*tmp_path.iterdir()]
