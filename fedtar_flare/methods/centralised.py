@@ -22,7 +22,7 @@ class CentralisedServer(FedAvgServer):
     """FedAvg of one site."""
 
     def trainers(self) -> list[str]:
-        return self.run.membership.sites[:1]
+        return self.run.membership.members[:1]
 
 
 class CentralisedSite(PooledSite):
@@ -35,10 +35,11 @@ class CentralisedSite(PooledSite):
             raise ConfigError(f"{task.config.origin}: {text}; leave state_dir out of the site file", public=text)
 
     def training_cohort(self, task: Task) -> Cohort:
-        """The union of all sites that have a state of this run."""
+        """The union of all sites of this run but those in ``server.unseen``."""
         run = task.state.folder.parent
         names = sorted(folder.name for folder in run.iterdir() if folder.name != task.site.name)
-        members = [name for name in names if SiteState(run.parent, run.name, name).versions()]
+        states = [SiteState(run.parent, run.name, name) for name in names]
+        members = [state.folder.name for state in states if state.schema() and state.about_run()["score"] == "test"]
         configs = {name: load_site_config(name, workspace=None, simulator=True) for name in members}
         others = [self.patients(config, name, task.header.time_steps) for name, config in configs.items()]
         return task.cohort.with_samples([s for cohort in (task.cohort, *others) for s in cohort.samples(None)])

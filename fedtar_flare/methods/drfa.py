@@ -50,7 +50,7 @@ class DRFAServer(FedAvgServer):
     def one_round(self, w: Tensors, r: int) -> Tensors:
         """T exchanges weighted by lambda, then a step of lambda along the losses of one of them."""
         # A site that joins gets its share of lambda, and the others' are scaled down.
-        visits = {site: max(1, sum(self.run.membership.visits[site]["train"])) for site in self.run.membership.sites}
+        visits = {site: max(1, sum(self.run.membership.visits[site]["train"])) for site in self.run.membership.members}
         shares = site_weights(visits, self.run.config.weighting)
         new = {site: share for site, share in shares.items() if site not in self.mixing}
         left = 1 - math.fsum(new.values()) if self.mixing else 0.0

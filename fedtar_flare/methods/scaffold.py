@@ -71,7 +71,7 @@ class ScaffoldServer(FedAvgServer):
 
     def merge(self, w: Tensors, aggregate: Tensors, answers: Answers) -> Tensors:
         """The steps of x and of c (Algorithm 1); that of c by the share of the sites that answered."""
-        visits = {site: sum(self.run.membership.visits[site]["train"]) for site in self.run.membership.sites}
+        visits = {site: sum(self.run.membership.visits[site]["train"]) for site in self.run.membership.members}
         counts = {site: max(n, site in answers.replies) for site, n in visits.items()}
         shares = self.run.shares_of({site: n for site, n in counts.items() if n})
         answered = math.fsum(shares[site] for site in answers.replies)

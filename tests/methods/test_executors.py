@@ -128,7 +128,8 @@ def test_a_real_site_refuses_centralised_training_before_it_reads_anything(hospi
 
 
 def test_the_centre_trains_on_the_training_visits_of_all_sites_and_scores_its_own(without_site_files, tmp_path):
-    sites = {name: Hospital(tmp_path, name, method="centralised") for name in ("site-1", "site-2")}
+    sites = {name: Hospital(tmp_path, name, method="centralised") for name in ("site-1", "site-2", "unseen")}
+    sites.pop("unseen").handshake("union", initial_site="site-1", score="all")
     greeted = {name: site.handshake("union", initial_site="site-1") for name, site in sites.items()}
     w = greeted["site-1"][1]
     visits = {name: sum(reply.payload["counts"]["train"]) for name, (reply, _) in greeted.items()}

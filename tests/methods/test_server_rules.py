@@ -154,9 +154,9 @@ def scaffold(local, p, exchanges):
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
 def test_scaffold_s_server_follows_the_paper_s_algorithm(tmp_path, weighting):
-    local = three(Drifting)
-    _, checkpoint, w = run("scaffold", tmp_path, local, weighting=weighting)
-    p = SHARES if weighting == "samples" else dict.fromkeys(local, 1 / 3)
+    local = three(Drifting) | {"site-9": Drifting("site-9", [], samples=90)}  # which never trains, and has no say
+    _, checkpoint, w = run("scaffold", tmp_path, local, weighting=weighting, unseen=["site-9"])
+    p = SHARES if weighting == "samples" else dict.fromkeys(SHARES, 1 / 3)
     x, c = scaffold(three(Drifting), p, ROUNDS * T)
     np.testing.assert_allclose(w, x, rtol=1e-6, atol=1e-6)
     np.testing.assert_allclose(flat(checkpoint.method[f"control.{n}"] for n in NAMES), c, rtol=1e-6, atol=2e-6)
@@ -223,7 +223,8 @@ def drfa(snapshots, lambda_lr):
 
 
 def test_drfa_follows_the_paper_s_algorithm(tmp_path):
-    controller, checkpoint, w = run("drfa", tmp_path, three(Honest), lambda_lr=0.05)
+    local = three(Honest) | {"site-9": Honest("site-9", [], samples=90)}  # which never trains, and has no say
+    controller, checkpoint, w = run("drfa", tmp_path, local, lambda_lr=0.05, unseen=["site-9"])
     snapshots = [controller.strategy.snapshot(r) for r in range(1, ROUNDS + 1)]
     x, mixing = drfa(snapshots, 0.05)
     assert set(snapshots) == {1, 2}, "both exchanges are drawn"
