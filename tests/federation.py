@@ -1,9 +1,12 @@
 """What tests of the server need besides the kit: a federation of three sites, slow ones, and ones that lie."""
 
+from functools import partial
+
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedtar_flare.methods.fedtar.events import EVENTS
 from fedtar_flare.protocol.contract import TRAIN
+from fedtar_flare.protocol.messages import TaskHeader
 from fedtar_flare.record.events import SHARED
 from fedtar_flare.record.log import of_kind, read_events
 from fedtar_flare.testing import FunctionFederation, QuadraticSite
@@ -35,24 +38,24 @@ def run(controller):
     return {kind.kind: of_kind(events, kind) for kind in (*SHARED, *EVENTS)}
 
 
-def slowed(controller, site, until):
-    """The site's first answer to a training task comes as the (task, round) ``until`` is sent out."""
-    send, deliver, held = controller.send_model, controller.deliver, []
+def slowed(controller, site, late):
+    """The site's answer to the training task of (round, step) comes as ``late``'s (task, round, step) is sent out."""
+    send, deliver, held, now = controller.send_model, controller.deliver, {}, []
 
     def delivered(name, task, message):
-        answer = deliver(name, task, message)
-        if (name, task) != (site, TRAIN) or held:
+        answer, header = deliver(name, task, message), TaskHeader.from_meta(FLModelUtils.from_shareable(message).meta)
+        if (name, task) != (site, TRAIN) or (until := late.get((header.round, header.step))) is None:
             return answer
-        held.append(FLModelUtils.from_shareable(answer))
-        held[0].meta["client_name"] = site
+        model = FLModelUtils.from_shareable(answer)
+        model.meta["client_name"] = site
+        held[until] = partial(now[-1], model)
         return None
 
     def sent(task_name, data, callback, **kwargs):
-        if (task_name, data.current_round) == until:
-            held.pop(1)(held[0])
+        header = TaskHeader.from_meta(data.meta)
+        held.pop((task_name, header.round, header.step), int)()
+        now.append(callback)
         send(task_name=task_name, data=data, callback=callback, **kwargs)
-        if len(held) == 1 and task_name == TRAIN and data.current_round == 1:
-            held.append(callback)
 
     controller.send_model, controller.deliver = sent, delivered
 

@@ -109,8 +109,8 @@ class Exchange:
         self._open_task: tuple[str, TaskHeader, float, list[str]] | None = None
         self._working: dict[str, tuple[float, Tensors]] = {}
         """Sites still at work on a training task that went on without them: its deadline, and what it sent down."""
-        self._late: dict[str, tuple[TaskHeader, FLModel, Tensors]] = {}
-        """Their answers that wait for a later round, with the task's header and what it sent down."""
+        self._late: dict[tuple[str, int], tuple[TaskHeader, FLModel, Tensors]] = {}
+        """Their answers that wait for this step of a later round, with the task's header and what it sent down."""
         self._fault: Exception | None = None
         self._last_answer: dict[str, float] = {}
         self._bytes = {"down": 0, "up": 0}
@@ -181,13 +181,15 @@ class Exchange:
 
     def add_late_answers(self, answers: Answers, header: TaskHeader, on_reply: Callable[..., None]) -> None:
         """Add late answers to this step of an earlier round, with what it ``sent``, of sites that have no other."""
-        for site in sorted(self._late):
-            late, model, sent = self._late[site]
-            if late.step == header.step and late.round < header.round:
-                del self._late[site]
-                if site not in answers.replies and site not in answers.abstained:
-                    answers.absent.pop(site, None)
+        for site, step in sorted(self._late):
+            late, model, sent = self._late[site, step]
+            if step == header.step and late.round < header.round:
+                del self._late[site, step]
+                answers.absent.pop(site, None)
+                if site not in answers:
                     self._sort(answers, TRAIN, late, site, model, partial(on_reply, sent=sent))
+                    continue
+                self.run.warning(f"{_position(late)}: the late answer of {site} is left out: it has a newer one")
 
     def stop_if_aborted(self) -> None:
         """Raise :class:`RunAborted` when the job was aborted."""
@@ -224,7 +226,8 @@ class Exchange:
         self, task: str, answers: Answers, targets: Sequence[str], start: float, limit: float, weights: Tensors
     ) -> None:
         """Account for the sites that have not answered."""
-        seconds = time.monotonic() - start
+        seconds, standing = time.monotonic() - start, self.run.get_num_standing_tasks()  # a cancelled task is over
+        at_work = task == TRAIN and standing > 0 and not 0 < limit <= seconds
         with self._lock:
             answers.closed = True
             if self._fault is not None:
@@ -235,7 +238,7 @@ class Exchange:
                 elif self.run.get_client_disconnect_time(site):
                     answers.absent[site] = "disconnected while it had the task"
                     self.silent.add(site)
-                elif task == TRAIN and self.run.config.wait_seconds and not 0 < limit <= seconds:
+                elif self.run.config.wait_seconds and at_work:
                     answers.absent[site] = STILL_WORKING
                     self._working[site] = start + (limit or math.inf), weights
                 else:
@@ -253,9 +256,10 @@ class Exchange:
             if not answers.closed:
                 answers.seconds[site] = round(time.monotonic() - start, 3)
                 return self._sort(answers, task, header, site, model, on_reply)
-            if task == TRAIN and (working := self._working.pop(site, None)) is not None:
-                self._late[site] = header, model, working[1]
-            self.note_late(site, task)
+            working = self._working.pop(site, None) if task == TRAIN else None
+            if working is not None:
+                self._late[site, header.step] = header, model, working[1]
+            self.note_late(site, task, "was dropped" if working is None else "waits for the next round")
             return False
 
     def _sort(
@@ -309,12 +313,11 @@ class Exchange:
             if not self._answers.closed and site not in self._answers:
                 self._answers.absent[site] = f"the site's FLARE answered {code} (see the site's own log)"
 
-    def note_late(self, site: str, task: str) -> None:
+    def note_late(self, site: str, task: str, does: str = "was dropped") -> None:
         """Record an answer that came after its task was closed; the site names the task, so it may be any text."""
         if task not in self.run.contract.task_names:
             return
         with self._lock:
-            does = "waits for the next round" if site in self._late else "was dropped"
             self.run.warning(f"a late answer of {site} to task '{task}' {does}")
             self.silent.discard(site)
             if hasattr(self.run, "record"):  # there is none before the run has begun

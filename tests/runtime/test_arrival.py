@@ -34,7 +34,7 @@ def working(name, updates, targets, samples=1, planned=PLANNED, times=None):
 
 
 def ended(folder, sites, method="fedavg", num_rounds=1, slow=None, **settings):
-    settings |= {"num_rounds": num_rounds, "time_steps": 1}
+    settings = {"time_steps": 1, "num_rounds": num_rounds} | settings
     controller = FunctionFederation(folder, {site.name: site for site in sites}, method, **settings)
     if slow:
         slowed(controller, "slow", slow)
@@ -91,11 +91,11 @@ def test_a_site_gains_nothing_by_a_lie_about_its_updates(tmp_path):
 
 def three_rounds(folder, until):
     sites = [QuadraticSite(name, [pair(n)], samples=n + 1) for n, name in enumerate(("a", "b", "slow"))]
-    return *ended(folder, sites, num_rounds=3, slow=until, wait_seconds=0.01, max_share=1.0), sites
+    return *ended(folder, sites, num_rounds=3, slow={(1, 1): until}, wait_seconds=0.01, max_share=1.0), sites
 
 
 def test_a_late_answer_enters_a_later_round_at_less_weight_and_holds_nobody(tmp_path):
-    controller, steps, sites = three_rounds(tmp_path, (TRAIN, 3))
+    controller, steps, sites = three_rounds(tmp_path, (TRAIN, 3, 1))
     assert [sorted(step.sites) for step in steps] == [["a", "b"], ["a", "b"], ["a", "b", "slow"]]
     assert [step.sites[name].late for step in steps[2:] for name in sorted(step.sites)] == [0, 0, 2]
     assert all("still at work" in step.absent["slow"] for step in steps[:2]) and not steps[2].absent
@@ -107,8 +107,29 @@ def test_a_late_answer_enters_a_later_round_at_less_weight_and_holds_nobody(tmp_
         w = w + 0.5 * ((a - w) + 2 * (b - w) + 3 * late * (slow - start)) / (6 if late else 3)
     torch.testing.assert_close(torch.stack([last(controller).weights[name] for name in NAMES]), w)
     assert "of 2 rounds before: it counts 1 / 3" in participation(read_run(controller.results_folder)).content
-    _, steps, _ = three_rounds(tmp_path / "once", (CLOSE_ROUND, 1))
+    _, steps, _ = three_rounds(tmp_path / "once", (CLOSE_ROUND, 1, 1))
     assert [step.sites["slow"].late for step in steps[1:]] == [0, 0] and "slow" in steps[0].absent, "counted once"
+
+
+def test_a_site_that_is_late_twice_loses_neither_answer_and_a_refusal_keeps_its_reason(tmp_path):
+    def huge(order, reply, tensors):
+        return reply, {name: 1e9 * value for name, value in tensors.items()} if order.round == 3 else tensors
+
+    sites = [QuadraticSite("a", [pair(0)] * 3), Spoilt("slow", huge, TRAIN, [pair(1)] * 3)]
+    late = {(1, 1): (TRAIN, 1, 2), (1, 3): (TRAIN, 2, 1), (2, 3): (TRAIN, 3, 1)}  # asked for nothing where it comes in
+    _, steps = ended(tmp_path, sites, num_rounds=3, time_steps=3, slow=late, wait_seconds=0.01)
+    assert [step.sites["slow"].late for step in steps if "slow" in step.sites] == [1, 0, 1]
+    assert "times that of the weights" in steps[-1].refused["slow"]
+
+
+def test_a_silent_site_whose_task_was_cancelled_is_not_said_to_be_at_work(tmp_path):
+    class Silent(QuadraticSite):
+        def __call__(self, task, header, weights):
+            return None if header.round else super().__call__(task, header, weights)
+
+    sites, limits = [QuadraticSite("a", [pair(0)]), Silent("b", [pair(1)])], {"wait_seconds": 9, "step_time_limit": 1}
+    _, steps = ended(tmp_path, sites, num_rounds=2, **limits)
+    assert [step.absent["b"] for step in steps] == ["no answer within 1 s", "still silent; not waited for again"]
 
 
 T = 4

@@ -64,7 +64,7 @@ def run(folder, form, method="fedtar", sites=None, slow="", **more):
     settings = {"num_rounds": 2, "time_steps": T, "step_time_limit": 1} | more
     controller = FunctionFederation(folder, sites, method, **settings)
     if slow:
-        slowed(controller, slow, (TRAIN, 2))
+        slowed(controller, slow, {(1, 1): (TRAIN, 2, 1)})
     controller.run()
     return controller, sites, read_events(controller.results_folder, (*SHARED, *EVENTS))
 
