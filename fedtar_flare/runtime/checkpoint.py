@@ -123,15 +123,15 @@ class RunCheckpoints:
             raise FedTARError(f"{self._resume_from} was made with other settings: " + "; ".join(differing))
         return checkpoint, problems
 
-    def carry_over(self, resumed: Checkpoint, *, is_best: bool) -> Checkpoint | None:
-        """Copy the resumed job's checkpoint and its best one to this job; returns the best."""
-        file = self._source().folder / BEST
-        best = resumed if is_best else load(file) if file.is_file() else None
-        self.save(resumed, best=is_best)
-        if best is not None and not is_best:
-            for folder in self._folders:
-                _write(folder.folder / BEST, best)
-        return best
+    def best(self, resumed: Checkpoint, best: int | None) -> Checkpoint:
+        """The best checkpoint of the job that is resumed, whose best round is given; StateError if it is damaged."""
+        return resumed if best in (None, resumed.round) else load(self._source().folder / BEST)
+
+    def carry_over(self, resumed: Checkpoint, best: Checkpoint) -> None:
+        """Copy the resumed job's checkpoint and its best one to this job."""
+        self.save(resumed, best=best is resumed)
+        for folder in self._folders if best is not resumed else ():
+            _write(folder.folder / BEST, best)
 
     def _source(self) -> CheckpointFolder:
         if self._simulated:

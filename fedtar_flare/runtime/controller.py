@@ -18,7 +18,7 @@ from nvflare.widgets.info_collector import InfoCollector
 
 from fedtar_flare import registry
 from fedtar_flare.core.errors import FedTARError
-from fedtar_flare.core.files import read_json
+from fedtar_flare.core.files import StateError, read_json
 from fedtar_flare.core.settings import build
 from fedtar_flare.protocol.contract import CLOSE_ROUND, TRAIN
 from fedtar_flare.protocol.exchange import Tensors, expect_at_most
@@ -265,6 +265,12 @@ class FederatedController(ModelController):
             self.strategy.load_state(resumed.method)
             comparable = self.membership.steps_before == config.time_steps and not self.origin
             self.results.restore(info, comparable)  # the best round so far may be one that is made again
+            try:
+                best = self.checkpoints.best(resumed, self.results.best)
+            except StateError as error:  # then the resumed round is the best so far
+                self.warning(f"passed over: {error}")
+                self.results.restore(info, comparable=False)
+                best = resumed
         elif config.initial_checkpoint:
             w = self.checkpoints.initial(config.initial_checkpoint)
         # 2. The handshake, with which the record begins.
@@ -290,8 +296,8 @@ class FederatedController(ModelController):
         self.results.evaluation(self.first_round - 1, answers, self.membership.unlearnt_periods(self.first_round - 1))
         # 3. The resumed run's checkpoints become this job's.
         if resumed:
-            best = self.checkpoints.carry_over(resumed, is_best=self.results.is_best(resumed.round))
-            if best and self.contract.shares:
+            self.checkpoints.carry_over(resumed, best)
+            if self.contract.shares:
                 self.results.adapter(best.weights, best.round)
         return w
 

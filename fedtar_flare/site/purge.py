@@ -89,11 +89,9 @@ def plan(
             raise ConfigError(f"--older-than must be a number of days, not {older_than:g}")
         result.remove += _older(every + audits, older_than)
     if retention:
-        for name, folders in runs.items():
-            for folder in folders:
-                if _age(folder) > RESUME_DAYS:
-                    spare = SiteState(state, name, folder.name).spare()
-                    result.remove += [(file, f"what only a resume of run {name} needs") for file in spare]
+        for folder, _ in _older([(f, name) for name, folders in runs.items() for f in folders], RESUME_DAYS):
+            spare = SiteState(state, folder.parent.name, folder.name).spare()
+            result.remove += [(file, f"what only a resume of run {folder.parent.name} needs") for file in spare]
         if config is not None and config.retention_days is not None:
             result.remove += _older(every, config.retention_days)
     if everything:
@@ -181,8 +179,5 @@ def _age(path: Path) -> float:
 
 
 def _older(items: list[tuple[Path, str]], days: float) -> list[tuple[Path, str]]:
-    old = []
-    for path, about in items:
-        if (age := _age(path)) > days:
-            old.append((path, f"{about}, last written {age:.0f} days ago"))
-    return old
+    aged = [(path, about, _age(path)) for path, about in items]
+    return [(path, f"{about}, last written {age:.0f} days ago") for path, about, age in aged if age > days]

@@ -68,11 +68,8 @@ class SiteState:
         if not _VERSION.fullmatch(version):
             raise ConfigError(f"state version '{version}' is not of the form 0001-02")
         self.write(version, tensors, info)
-        last_of_round, older = dict[str, str](), []
-        for name in self.versions():
-            if name <= version:
-                older.append(name)
-                last_of_round[name[:4]] = name
+        older = [name for name in self.versions() if name <= version]
+        last_of_round = {name[:4]: name for name in older}
         rounds = list(last_of_round)[-1 - KEEP_ROUNDS :]
         stay = {self.latest(keep), self.latest(self._run.get("job_after", ""))}
         for name in set(older[:-2]) - stay:
@@ -139,12 +136,12 @@ class SiteState:
     def take_over(self, origin: str, parts: Collection[str]) -> bool:
         """Begin with the state that another run had at a version (``RUN/0002-03``), where this run has none yet.
 
-        Of its other files come those in ``parts`` that are there. False where the state of that round is gone.
+        Of its other files come those in ``parts`` that are there. False where it is gone: that round's, or the last.
         """
         run_id, _, at = origin.partition("/")
         source = SiteState(self.root, run_id, self.folder.name)
-        newest = source.latest(at) or ""
-        if self.versions() or newest[:4] != at[:4]:
+        newest, last = source.latest(at) or "", source.latest("9")
+        if self.versions() or (newest[:4] != at[:4] and newest != last):
             return bool(self.versions())
         rounds = {who: r for who, r in source._record(FIRST_ROUNDS).items() if r <= int(at[:4])}
         write_json(self.folder / FIRST_ROUNDS, rounds, PRIVATE)
@@ -155,9 +152,7 @@ class SiteState:
     # ------------------------------------------------------------------ tasks of the run
     def answered(self) -> dict[str, str]:
         """List the tasks that the site has answered in this run."""
-        record = self._record(ANSWERED)
-        record.pop(_TIMES, None)
-        return record
+        return {task: at for task, at in self._record(ANSWERED).items() if task != _TIMES}
 
     def add_answered(self, task: str, version: str) -> None:
         """Record an answer, and how often the task was answered."""

@@ -2,17 +2,19 @@
 
 import errno
 import os
+from dataclasses import replace
 
 import pytest
 import safetensors.torch
 import torch
-from federation import T, federation, pair, run, sites
+from federation import Spoilt, T, federation, pair, run, sites
 
 from fedtar_flare.core.errors import FedTARError
 from fedtar_flare.core.files import StateError
 from fedtar_flare.methods.fedtar.config import AlphaConfig
 from fedtar_flare.methods.fedtar.controller import TemporalResidualServer
 from fedtar_flare.methods.fedtar.policy import ALPHA_FLOOR, AlphaPolicy, OuterOptimizer
+from fedtar_flare.protocol.contract import CLOSE_ROUND
 from fedtar_flare.record.log import read_events
 from fedtar_flare.runtime.aggregation import SpilledUpdates
 from fedtar_flare.runtime.checkpoint import Checkpoint, CheckpointFolder, load
@@ -224,6 +226,21 @@ def test_a_run_whose_server_dies_anywhere_is_resumed_to_the_same_end(tmp_path, d
     run(second)
     assert read_events(second.results_folder)[0].run_id == read_events(first.results_folder)[0].run_id
     assert last(second).round == whole.round and same_bits(last(second), whole)
+
+
+def test_a_damaged_best_checkpoint_costs_no_run(tmp_path):
+    def worse(header, reply, tensors):
+        return replace(reply, numbers=reply.numbers | {"validation_loss": float(header.round)}), tensors
+
+    local = {"site-a": Spoilt("site-a", worse, CLOSE_ROUND, [pair(1)] * T)}
+    run(first := federation(tmp_path / "first", local))
+    best = first.results_folder / "checkpoint" / "best.safetensors"
+    assert first.results.best == load(best).round == 1
+    best.write_bytes(b"half")
+    run(second := federation(tmp_path / "second", local, num_rounds=5, resume_from=str(best.parent)))
+    assert (
+        not second.panics and second.results.best == load(second.results_folder / "checkpoint" / best.name).round == 4
+    )
 
 
 @pytest.mark.parametrize(("where", "name"), [(safetensors.torch, "save_file"), (SpilledUpdates, "add")])

@@ -136,6 +136,7 @@ def test_a_state_of_another_round_is_never_taken_for_the_one_that_is_gone(tmp_pa
     before.note_patients("abc", 3)
     assert not new.take_over("run/0002-02", ["mixture"]) and not new.take_over("none/0001-02", [])
     assert not new.folder.exists()
+    assert SiteState(tmp_path, "last", "north").take_over("run/0004-02", []), "it has trained in no round since"
     assert new.take_over("run/0001-02", ["mixture", "of another method"])
     assert new.names("") == ["0001-02", "mixture"] and [new.first_round(who, 1) for who in "abc"] == [1, 1, None]
     assert new.take_over("run/0003-02", []) and new.versions() == ["0001-02"], "once only"
