@@ -14,7 +14,10 @@ UNFIT_IN_ID = re.compile(r"[\x00-\x1f\x7f-\x9f\ufffd]")
 
 def plain(value: Any) -> str:
     """Write any value as one printable line; control characters and lone surrogates become U+FFFD."""
-    return "".join(c if c.isprintable() else " " if c.isspace() else "\ufffd" for c in str(value))
+    text = str(value)
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else " " if c.isspace() else "\ufffd" for c in text)
 
 
 def columns(rows: Sequence[Sequence[str]]) -> list[str]:

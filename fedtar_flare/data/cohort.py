@@ -180,7 +180,9 @@ class Cohort:
     ):
         if not patients:
             raise DataError(f"site {site} has no patient that can be used", reason="no-patient")
-        by_hash = {hmac.digest(key, b"order:" + p.patient_id.encode(), "sha256"): p for p in patients}
+        by_hash = {}
+        for patient in patients:
+            by_hash[hmac.digest(key, b"order:" + patient.patient_id.encode(), "sha256")] = patient
         if len(by_hash) < len(patients):
             raise DataError(f"site {site} has two patients of one id", reason="duplicate-patient")
         self.site, self.key, self.timeline = site, key, timeline
@@ -213,10 +215,9 @@ class Cohort:
             for i, visit in enumerate(patient.visits):
                 # a visit that became unreadable keeps its place, so that it moves no later visit to another step
                 step = self.timeline.step_of(i + bisect_left(unreadable, order_in_time(visit)), visit.acquired)
-                before = None
+                before, today = None, datetime.combine(visit.acquired, time.min)
                 if with_prior:  # of two visits at one moment neither came before; midnight is a time that is not known
-                    now, today = visit.acquired, datetime.combine(visit.acquired, time.min)
-                    before = next((s for s in reversed(earlier) if today != s.visit.acquired < now), None)
+                    before = next((s for s in reversed(earlier) if today != s.visit.acquired < visit.acquired), None)
                 prior, image = (before.visit, before.prepared) if before else (None, None)
                 prepared, chain = self._prepared.get(visit), before if several else None
                 earlier.append(Sample(visit, prior, patient.sex, step, split, prepared, image, chain))
@@ -353,8 +354,10 @@ class Cohort:
             By time step, rounded down to multiples of ``least``; length T.
         """
         visits = Counter(map(attrgetter("split", "time_step"), self.samples(None, least=least)))
-        steps = range(1, self.time_steps + 1)
-        return {split: [round_to_cell(visits[split, step], least) for step in steps] for split in SPLITS}
+        counts: dict[Split, list[int]] = {}
+        for split in SPLITS:
+            counts[split] = [round_to_cell(visits[split, step], least) for step in range(1, self.time_steps + 1)]
+        return counts
 
     def digest(self) -> str:
         """A keyed hash of the content.

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -129,8 +128,11 @@ def _of_sentence(words: Sequence[str], mentions: Sequence[Mention]) -> list[Clin
 
 def _sizes(words: Sequence[str]) -> list[Match[float]]:
     """Lengths in mm, each at its number."""
-    lengths = ((i, n, unit) for i, (n, unit) in enumerate(pairwise(words)) if unit in _MILLIMETRES)
-    return [Match(i, i + 2, float(n) * _MILLIMETRES[unit]) for i, n, unit in lengths if _NUMBER.fullmatch(n)]
+    sizes = []
+    for i in range(1, len(words)):
+        if words[i] in _MILLIMETRES and _NUMBER.fullmatch(words[i - 1]):
+            sizes.append(Match(i - 1, i + 1, float(words[i - 1]) * _MILLIMETRES[words[i]]))
+    return sizes
 
 
 def _joined(a: ClinicalFinding, b: ClinicalFinding) -> ClinicalFinding:

@@ -106,9 +106,13 @@ def finding_changes(text: str, labeler: RuleLabeler) -> frozenset[FindingChange]
 
 def directions(words: Sequence[str], mentions: Sequence[Mention], labeler: RuleLabeler) -> list[Direction | None]:
     """How each of a sentence's ``mentions`` changed, by the nearest of its :func:`qualifiers`; None without any."""
-    # the words of mentions do not qualify them: "heart size has increased"
-    mentioned = {i for mention in mentions for i in range(mention.start, mention.end)}
-    matches = [m for m in _book(labeler).cover(words) if m.tag and not mentioned.issuperset(range(m.start, m.end))]
+    mentioned: set[int] = set()  # the words of mentions do not qualify them: "heart size has increased"
+    for mention in mentions:
+        mentioned.update(range(mention.start, mention.end))
+    matches = []
+    for match in _book(labeler).cover(words):
+        if match.tag is not None and not mentioned.issuperset(range(match.start, match.end)):
+            matches.append(match)
     stronger = [match for match in matches if not words[match.start].startswith("persist")]
     if stronger and len(mentions) == 1:  # "persists, but is smaller"
         matches = stronger
@@ -120,7 +124,7 @@ def directions(words: Sequence[str], mentions: Sequence[Mention], labeler: RuleL
 def _book(labeler: RuleLabeler) -> Phrasebook[Direction | None]:
     """The phrases of all reports, and further ones of the labeler's."""
     known = [(p, direction) for direction in DIRECTIONS for p in phrases("changes")[direction]]
-    return Phrasebook([*labeler.changes.items(), *known, *((p, None) for p in phrases("changes")["none"])])
+    return Phrasebook([*labeler.changes.items(), *known, *dict.fromkeys(phrases("changes")["none"]).items()])
 
 
 def later_visits(visits: Iterable[tuple[str, float, str, Known]]) -> Iterator[tuple[str, Known, str]]:
@@ -144,8 +148,11 @@ def claims(visits: Iterable[tuple[str, float, str, str]], labeler: RuleLabeler) 
     """Claims of change in ``visits`` (patient, time, report, draft): patient, finding, and whether the report before
     contradicts.
     """
-    later = later_visits(visits)
-    return [(patient, *claim) for patient, draft, before in later for claim in contrary_claims(draft, before, labeler)]
+    verdicts = []
+    for patient, draft, before in later_visits(visits):
+        for claim in contrary_claims(draft, before, labeler):
+            verdicts.append((patient, *claim))
+    return verdicts
 
 
 def contrary_claims(text: str, before: str, labeler: RuleLabeler) -> list[tuple[str, bool]]:
@@ -206,8 +213,11 @@ class Grade:
 @lru_cache(maxsize=4096)  # references are read again in every evaluation
 def statements(text: str, labeler: RuleLabeler) -> tuple[Statement, ...]:
     """Read the findings that a text states; those that it denies or doubts are left out."""
-    read = ((words, labeler.mentions(words)) for words in sentences(text))
-    return tuple(stated for words, mentions in read if mentions for stated in _of_sentence(words, mentions, labeler))
+    stated: list[Statement] = []
+    for words in sentences(text):
+        if mentions := labeler.mentions(words):
+            stated += _of_sentence(words, mentions, labeler)
+    return tuple(stated)
 
 
 def grade(draft: str, reference: str, labeler: RuleLabeler) -> tuple[Grade, ...]:

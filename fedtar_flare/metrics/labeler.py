@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from enum import Enum
 from functools import cache, lru_cache
-from itertools import chain, product
+from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, NamedTuple
@@ -234,11 +234,15 @@ class RuleLabeler:
 
     def _labels_of(self, text: str) -> dict[str, Label]:
         labels: dict[str, Label] = dict.fromkeys(self.names, "blank")
-        mentions = [self.mentions(words) for words in sentences(text)]
-        for mention in chain.from_iterable(mentions):
-            labels[mention.name] = max(labels[mention.name], mention.label, key=_STRENGTH.__getitem__)
-        findings = {name for name, label in labels.items() if label in ("positive", "uncertain")}
-        if self.no_finding and mentions and findings <= self.beside:
+        findings, empty = set(), True
+        for words in sentences(text):
+            empty = False
+            for mention in self.mentions(words):
+                if _STRENGTH[mention.label] > _STRENGTH[labels[mention.name]]:
+                    labels[mention.name] = mention.label
+                if mention.label in ("positive", "uncertain"):
+                    findings.add(mention.name)
+        if self.no_finding and not empty and findings <= self.beside:
             labels[self.no_finding] = "positive"
         return labels
 
@@ -285,9 +289,10 @@ def rule_labeler(name: RuleLabels) -> RuleLabeler:
     A heart or mediastinum that is only called stable, or at the limit of normal, is uncertain.
     """
     rules = yaml.safe_load(Path(__file__).with_name(f"{name}.yaml").read_text(encoding="utf-8"))
-    filled = {name: {kind: table.format_map(rules["words"]) for kind, table in tables.items()}
-              for name, tables in rules["observations"].items()}  # fmt: skip
-    observations = [Observation(name, **tables) for name, tables in filled.items()]
+    observations = []
+    for name_of_class, tables in rules["observations"].items():
+        filled = {kind: table.format_map(rules["words"]) for kind, table in tables.items()}
+        observations.append(Observation(name_of_class, **filled))
     beside, unsided = frozenset(rules.get("beside", ())), frozenset(rules["unsided"])
     return RuleLabeler(observations, no_finding=rules.get("no_finding", ""), beside=beside, unsided=unsided)
 

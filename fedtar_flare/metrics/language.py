@@ -143,7 +143,11 @@ def length_ratio(references: Sequence[str], drafts: Sequence[str]) -> float | No
 
 def _ngrams(tokens: Sequence[str]) -> list[Counts]:
     """Per n = 1..4, how often each n-gram occurs."""
-    return [Counter(zip(*(tokens[i:] for i in range(n)), strict=False)) for n in range(1, _N + 1)]
+    counts, shifted = [], []
+    for n in range(_N):
+        shifted.append(tokens[n:])
+        counts.append(Counter(zip(*shifted, strict=False)))
+    return counts
 
 
 def _rouge_l(draft: Sequence[str], reference: Sequence[str]) -> float:

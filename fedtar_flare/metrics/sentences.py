@@ -79,8 +79,11 @@ class _Node(Generic[Tag]):
 
     def after(self, word: str) -> Sequence[_Node[Tag]]:
         """The nodes behind a word."""
-        stems = (self.stems.get(word[:length]) for length in self.lengths if len(word) >= length)
-        return [node for node in (self.exact.get(word), *stems) if node is not None]
+        nodes = [self.exact[word]] if word in self.exact else []
+        for length in self.lengths:
+            if word[:length] in self.stems and len(word) >= length:
+                nodes.append(self.stems[word[:length]])
+        return nodes
 
 
 class Phrasebook(Generic[Tag]):

@@ -68,8 +68,11 @@ class SiteState:
         if not _VERSION.fullmatch(version):
             raise ConfigError(f"state version '{version}' is not of the form 0001-02")
         self.write(version, tensors, info)
-        older = [name for name in self.versions() if name <= version]
-        last_of_round = {name[:4]: name for name in older}
+        last_of_round, older = dict[str, str](), []
+        for name in self.versions():
+            if name <= version:
+                older.append(name)
+                last_of_round[name[:4]] = name
         rounds = list(last_of_round)[-1 - KEEP_ROUNDS :]
         stay = {self.latest(keep), self.latest(self._run.get("job_after", ""))}
         for name in set(older[:-2]) - stay:
@@ -152,7 +155,9 @@ class SiteState:
     # ------------------------------------------------------------------ tasks of the run
     def answered(self) -> dict[str, str]:
         """List the tasks that the site has answered in this run."""
-        return {task: at for task, at in self._record(ANSWERED).items() if task != _TIMES}
+        record = self._record(ANSWERED)
+        record.pop(_TIMES, None)
+        return record
 
     def add_answered(self, task: str, version: str) -> None:
         """Record an answer, and how often the task was answered."""
