@@ -123,7 +123,7 @@ def _by_day(study: Study, by_key: ByKey, index: Index) -> list[Report]:
             raise _unclear(study, report, "names a patient_id of several issuers", "ambiguous-patient-id")
         digits = day.replace("-", "")  # a date that is missing or cut may be this one
         if len({file.study for file in files if digits.startswith(file.date.replace("-", "")[:8])} | {study.uid}) > 1:
-            raise _unclear(study, report, "names a day of several studies: give it a UID", "several-studies-that-day")
+            raise _unclear(study, report, "names a day of several studies: add study_instance_uid", "several-studies-that-day")
     return reports
 
 
