@@ -123,7 +123,8 @@ def _by_day(study: Study, by_key: ByKey, index: Index) -> list[Report]:
             raise _unclear(study, report, "names a patient_id of several issuers", "ambiguous-patient-id")
         digits = day.replace("-", "")  # a date that is missing or cut may be this one
         if len({file.study for file in files if digits.startswith(file.date.replace("-", "")[:8])} | {study.uid}) > 1:
-            raise _unclear(study, report, "names a day of several studies: add study_instance_uid", "several-studies-that-day")
+            why = "names a day of several studies: add study_instance_uid"
+            raise _unclear(study, report, why, "several-studies-that-day")
     return reports
 
 
