@@ -171,7 +171,7 @@ def test_a_site_says_nothing_of_findings_that_too_few_of_its_patients_have(shari
     update = learner.train(None, 1).update
     for name in HEAD[:3]:
         assert torch.equal(update[f"diagnosis.head.{name}"].flatten(1).any(1), enough), name
-    ones = learner.findings.mask_rare_findings({n: torch.ones_like(v) for n, v in update.items()}, samples, min_cell)
+    ones = learner.findings.mask_rows({n: torch.ones_like(v) for n, v in update.items()}, samples, min_cell)
     for name, value in ones.items():
         rows = value.flatten(1) if name.startswith("diagnosis.head.") else value[None].flatten(1)
         assert torch.equal(rows.all(1), enough if len(rows) == len(enough) else torch.ones(1).bool()), name
