@@ -23,16 +23,11 @@ from functools import wraps
 from typing import Any
 from zipfile import ZipFile
 
-from nvflare.apis.fl_constant import ServerCommandNames
+from nvflare.apis.fl_constant import FedEventHeader, ServerCommandNames
+from nvflare.app_common.widgets.convert_to_fed_event import FED_EVENT_PREFIX
 from nvflare.fuel.f3.cellnet.core_cell import CoreCell
-from nvflare.fuel.f3.cellnet.defs import (
-    CellChannel,
-    CellChannelTopic,
-    MessageHeaderKey,
-    MessagePropKey,
-    MessageType,
-    ReturnCode,
-)
+from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, MessagePropKey, MessageType, ReturnCode
+from nvflare.fuel.f3.cellnet.defs import CellChannelTopic as Topic
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.cellnet.utils import make_reply
 from nvflare.fuel.f3.endpoint import Endpoint
@@ -45,29 +40,25 @@ from nvflare.fuel.f3.streaming.stream_const import (
     STREAM_ERROR_TOPIC,
     StreamHeaderKey,
 )
+from nvflare.fuel.utils.config import ConfigFormat
 from nvflare.private.admin_defs import Message as AdminMessage
 from nvflare.private.admin_defs import error_reply
 from nvflare.private.defs import InfoCollectorTopic, RequestHeader, SysCommandTopic, TrainingTopic
 from nvflare.private.fed.client.admin import RequestProcessor
+from nvflare.widgets.fed_event import FedEventRunner
 
 from fedtar_flare.core.files import MOST_BYTES
 from fedtar_flare.site.context import JOB_ID, SERVER_TIME
 
 TO_SERVER: dict[str, frozenset[str] | None] = {
     CellChannel.SERVER_MAIN: frozenset(
-        {
-            CellChannelTopic.Challenge,
-            CellChannelTopic.Register,
-            CellChannelTopic.Quit,
-            CellChannelTopic.HEART_BEAT,
-            CellChannelTopic.REPORT_JOB_FAILURE,
-        }
+        {Topic.Challenge, Topic.Register, Topic.Quit, Topic.HEART_BEAT, Topic.REPORT_JOB_FAILURE}
     ),
     CellChannel.SERVER_COMMAND: frozenset({ServerCommandNames.GET_TASK, ServerCommandNames.SUBMIT_UPDATE}),
-    CellChannel.AUX_COMMUNICATION: None,  # events, scalars and synchronisation of runners, by topics of their own
+    CellChannel.AUX_COMMUNICATION: None,  # runners' synchronisation, a console's uploads, events (:func:`event_came`)
     CellChannel.HCI: None,  # the console, which logs in; FLARE checks its rights command by command
     CellChannel.RETURN_ONLY: None,  # the streamed answer to a request of the server
-    CellChannel.CELLNET: frozenset({CellChannelTopic.Bye, "bulk"}),  # what is in a bulk is looked at piece by piece
+    CellChannel.CELLNET: frozenset({Topic.Bye, "bulk"}),  # what is in a bulk is looked at piece by piece
     "credential_manager": frozenset({"key_exchange"}),
     STREAM_CHANNEL: frozenset({STREAM_DATA_TOPIC, STREAM_ACK_TOPIC, STREAM_ERROR_TOPIC}),  # data: by what it brings
     "download_service__": None,  # tensors too large for a message, by identifiers that the sender hands out
@@ -155,6 +146,17 @@ def add_time(reply: Message) -> None:
 def guard_cells() -> None:
     """Let every cell that this process makes look at its messages: FLARE makes its cells itself, and tells too late."""
     wrap(CoreCell, "__init__", _guarded)
+    wrap(FedEventRunner, "_receive", event_came)
+
+
+def event_came(receive: Any, runner: FedEventRunner, **named: Any) -> Any:
+    """Have another's event begin as an application's: FLARE fires it by its name, which may be that of a run's end."""
+    kind = str(named["request"].get_header(FedEventHeader.EVENT_TYPE))
+    if not kind.startswith(FED_EVENT_PREFIX):
+        logger.warning("refused an event of another participant: %.100r", kind)
+        kind = f"{FED_EVENT_PREFIX}{kind}"
+    named["request"].set_header(FedEventHeader.EVENT_TYPE, kind)
+    return receive(runner, **named)
 
 
 def _guarded(make: Any, cell: CoreCell, *arguments: Any, **named: Any) -> None:
@@ -162,7 +164,7 @@ def _guarded(make: Any, cell: CoreCell, *arguments: Any, **named: Any) -> None:
     cell.add_incoming_request_filter("*", "*", _refused, cell=cell)  # for this cell, alone or in a bulk
     cell.set_message_interceptor(_refused, cell=cell)  # for others, through this cell
     cell.add_incoming_filter("*", "*", _dropped, cell=cell)  # replies, for this cell and for others
-    cell.add_outgoing_reply_filter(CellChannel.SERVER_MAIN, CellChannelTopic.HEART_BEAT, add_time)
+    cell.add_outgoing_reply_filter(CellChannel.SERVER_MAIN, Topic.HEART_BEAT, add_time)
 
 
 def wrap(owner: type, name: str, function: Callable[..., Any]) -> None:
@@ -173,30 +175,19 @@ def wrap(owner: type, name: str, function: Callable[..., Any]) -> None:
 
 
 # ---------------------------------------------------------------------- the server's requests at a site
-ANSWERED = frozenset(
-    {
-        TrainingTopic.ABORT,
-        TrainingTopic.ABORT_TASK,
-        TrainingTopic.CANCEL_RESOURCE,
-        TrainingTopic.CHECK_RESOURCE,
-        TrainingTopic.CHECK_STATUS,
-        TrainingTopic.DELETE_RUN,
-        TrainingTopic.DEPLOY,
-        TrainingTopic.GET_SCOPES,
-        TrainingTopic.NOTIFY_JOB_STATUS,
-        TrainingTopic.RESTART,
-        TrainingTopic.SHUTDOWN,
-        TrainingTopic.START_JOB,
-        InfoCollectorTopic.SHOW_STATS,
-        SysCommandTopic.REPORT_ENV,
-        SysCommandTopic.REPORT_RESOURCES,
-        SysCommandTopic.REPORT_VERSION,
-        SysCommandTopic.SYS_INFO,
-    }
-)
+ANSWERED = frozenset((
+    TrainingTopic.ABORT, TrainingTopic.ABORT_TASK, TrainingTopic.CANCEL_RESOURCE, TrainingTopic.CHECK_RESOURCE,
+    TrainingTopic.CHECK_STATUS, TrainingTopic.DELETE_RUN, TrainingTopic.DEPLOY, TrainingTopic.GET_SCOPES,
+    TrainingTopic.NOTIFY_JOB_STATUS, TrainingTopic.RESTART, TrainingTopic.SHUTDOWN, TrainingTopic.START_JOB,
+    InfoCollectorTopic.SHOW_STATS, SysCommandTopic.REPORT_ENV, SysCommandTopic.REPORT_RESOURCES,
+    SysCommandTopic.REPORT_VERSION, SysCommandTopic.SYS_INFO,
+))  # fmt: skip
 """Not: the shell, error texts of a running job, levels of the logs, and whatever a later FLARE adds."""
 
 MOST_FILES = 10_000  # most files and folders of a job's app
+_OF_KITS = "comm_config", "fed_client", "fed_relay", "fed_server", "resources"
+KIT_FILES = frozenset(f"{name}{ending}" for name in _OF_KITS for ending in ConfigFormat.config_ext_formats())
+"""Files that FLARE looks for in a whole kit, jobs' folders included; they may name Python modules to be imported."""
 
 
 def unfit_app(packed: object) -> str:
@@ -207,10 +198,13 @@ def unfit_app(packed: object) -> str:
         if packed.count(b"PK\x01\x02") > 2 * MOST_FILES:  # each entry that zipfile reads takes 500 bytes of memory
             return "the app has too many files"
         with ZipFile(io.BytesIO(packed)) as archive:
-            sizes = [member.file_size for member in archive.infolist()]
+            members = archive.infolist()
     except Exception as error:  # zipfile raises whatever the broken bytes lead to
         return f"the app cannot be unpacked ({type(error).__name__})"
-    return "" if len(sizes) <= MOST_FILES and sum(sizes) <= MOST_BYTES else "the app would fill the disk"
+    if not KIT_FILES.isdisjoint("/".join(archive.namelist()).split("/")):
+        return "the app has a file by whose name FLARE finds a kit's own settings"
+    fits = len(members) <= MOST_FILES and sum(member.file_size for member in members) <= MOST_BYTES
+    return "" if fits else "the app would fill the disk"
 
 
 class RequestFilter(RequestProcessor):

@@ -9,9 +9,12 @@ from unittest.mock import Mock
 import pytest
 from command import failing
 from nvflare.apis.event_type import EventType
-from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_constant import FedEventHeader, FLContextKey, ReservedKey
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import ReservedHeaderKey, Shareable
+from nvflare.app_common.logging.job_log_receiver import JobLogReceiver
 from nvflare.fuel.f3.sfm.sfm_endpoint import SfmEndpoint
+from nvflare.widgets.fed_event import ServerFedEventRunner
 from tables import cases
 
 from fedtar_flare.provision import logins
@@ -21,6 +24,9 @@ from fedtar_flare.provision.storage import KitJobManager
 from fedtar_flare.record.log import ALARMS_FILE, ALARMS_SHOWN, STATS_GROUP, alarms, raise_alarm
 
 SITES = ["hospital-a", "hospital-b"]
+UNKNOWN = "no site 'hospital-x'; it has hospital-a, hospital-b"
+CASES = cases(__file__, "server_watch.yaml")
+JOBS = CASES["jobs"]
 
 
 def submit(manager, connected=(), **meta):
@@ -38,13 +44,6 @@ def manager(tmp_path, monkeypatch):
     return KitJobManager(sites=SITES)
 
 
-UNKNOWN = "no site 'hospital-x'; it has hospital-a, hospital-b"
-
-
-CASES = cases(__file__, "server_watch.yaml")
-JOBS = CASES["jobs"]
-
-
 @pytest.mark.parametrize("words", JOBS)
 def test_a_job_that_cannot_be_is_refused_when_it_is_submitted(manager, words):
     for meta in JOBS[words]:
@@ -54,6 +53,17 @@ def test_a_job_that_cannot_be_is_refused_when_it_is_submitted(manager, words):
     for meta in CASES["taken"]:
         assert submit(manager, **meta) is None
     assert submit(KitJobManager("storage/other"), deploy_map={"app": ["anybody"]}) is None
+
+
+def test_no_participant_fires_flare_s_own_events_or_names_a_file_at_the_server(manager):
+    JobLogReceiver()._on_chunk_received(b"x", stream := {}, FLContext())
+    (runner := ServerFedEventRunner()).poster = Mock()  # which is not to fire them here
+    for kind in (EventType.FATAL_SYSTEM_ERROR, EventType.SYSTEM_BOOTSTRAP, "fed.analytix_log_stats"):
+        event = Shareable({ReservedHeaderKey.PEER_PROPS: {ReservedKey.IDENTITY_NAME: "hospital-b"}})
+        event[ReservedHeaderKey.HEADERS] = {FedEventHeader.TIMESTAMP: 1.0, FedEventHeader.EVENT_TYPE: kind, **event}
+        runner._receive(topic="", request=event, fl_ctx=None)
+    kinds = [event.get_header(FedEventHeader.EVENT_TYPE) for event in runner.in_events]
+    assert not stream and len(kinds) == 3 and all(kind.startswith("fed.") for kind in kinds)
 
 
 def heartbeat(alarm, error):

@@ -13,6 +13,7 @@ from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.workspace import Workspace
+from nvflare.fuel.f3.message import Message as CellMessage
 from nvflare.fuel.sec.audit import Auditor, AuditService
 from nvflare.private.admin_defs import Message
 from nvflare.private.defs import RequestHeader, SysCommandTopic, TrainingTopic
@@ -57,12 +58,9 @@ def site(tmp_path, monkeypatch):
 
 
 def ask(site, topic, body="", **headers):
-    from nvflare.fuel.f3.message import Message as CellMessage
-
     request = Message(topic, body)
     request.set_headers(headers)
-    reply = site.agent._dispatch_request(CellMessage(payload=request)).payload
-    return str(reply.body)
+    return str(site.agent._dispatch_request(CellMessage(payload=request)).payload.body)
 
 
 @pytest.mark.parametrize("headers", [{}, {RequestHeader.USER_ROLE: "super"}])
@@ -102,13 +100,15 @@ APPS = {
     "an archive that is itself too large": lambda: archive({"a": os.urandom(2 << 20)}),
     "no archive": lambda: b"PK",
     "a text": lambda: "PK",
+    "the kit's settings": lambda: archive({"config/comm_config.json": '{"comm_driver_path": "."}'}),
+    "settings that are unpacked all the same": lambda: archive({"app/resources.conf.default/..": "a = b"}),
     "a directory of entries that takes all memory": lambda: archive({"a": b""}) + b"PK\x01\x02" * 30,
 }
 
 
 @pytest.mark.parametrize("app", APPS)
-def test_an_app_that_would_fill_the_disk_is_not_unpacked(site, app, monkeypatch):
-    """FLARE unpacks an app before it looks at its signature."""
+def test_an_app_that_would_fill_the_disk_is_not_unpacked_at_a_site_or_the_server(site, app, monkeypatch, tmp_path):
+    """FLARE does so before it looks at a signature, and imports what a file named as the kit's own says."""
     monkeypatch.setattr("fedtar_flare.provision.wire.MOST_BYTES", 1 << 20)
     monkeypatch.setattr("fedtar_flare.provision.wire.MOST_FILES", 10)
     unpack = Mock()
@@ -118,13 +118,6 @@ def test_an_app_that_would_fill_the_disk_is_not_unpacked(site, app, monkeypatch)
     good = archive({"config/config_fed_client.json": "{}"})
     ask(site, TrainingTopic.DEPLOY, good, **job)
     assert unpack.call_args.args[0] == good
-
-
-@pytest.mark.parametrize("app", APPS)
-def test_nor_is_a_submitted_job_at_the_server(app, monkeypatch, tmp_path):
-    """FLARE reads its files whole to look at them, and unpacks the job before it deploys it."""
-    monkeypatch.setattr("fedtar_flare.provision.wire.MOST_BYTES", 1 << 20)
-    monkeypatch.setattr("fedtar_flare.provision.wire.MOST_FILES", 10)
     monkeypatch.setattr(JobMetaValidator, "validate", lambda *_: (True, "", {"name": "job"}))
     wrap(JobMetaValidator, "validate", validated)
     (file := tmp_path / "job.zip").write_bytes(content if isinstance(content := APPS[app](), bytes) else b"PK")

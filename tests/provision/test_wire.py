@@ -21,8 +21,6 @@ JOB = "0a1b2c3d-0000-4000-8000-000000000001"
 SERVER, SERVER_JOB, SITE, SITE_JOB = "server", f"server.{JOB}", "hospital-a", f"hospital-a.{JOB}"
 BEHIND, BEHIND_JOB = "relay.hospital-b", f"relay.hospital-b.{JOB}.R1"
 CHANNELS = ["admin", "client_command", "_net_manager", "aux_communication", "download_service__", "of a later FLARE"]
-
-
 CASES = cases(__file__, "wire.yaml")
 
 
@@ -86,10 +84,8 @@ def test_no_reply_passes_between_hospitals_or_in_the_server_s_name(case):
 
 
 NEIGHBOURS = "relay", "relay-south", BEHIND, SITE
-NAMES = (
-    *NEIGHBOURS, SITE_JOB, BEHIND_JOB, f"hospital-c.{JOB}", f"relay.hospital-c.{JOB}",
-    f"relay-south.hospital-d.{JOB}",
-)  # fmt: skip
+OTHERS = "hospital-c", "relay.hospital-c", "relay-south.hospital-d"
+NAMES = *NEIGHBOURS, SITE_JOB, BEHIND_JOB, *(f"{name}.{JOB}" for name in OTHERS)
 
 
 @pytest.mark.parametrize("here", [SERVER, SERVER_JOB])
