@@ -118,7 +118,7 @@ class ReportGenerator(nn.Module):
         memory: Tensor = self.projection(self.pooling(tokens, batch.position_mm))
         mask = batch.slice_mask.repeat_interleave(memory.shape[1] // batch.slice_mask.shape[1], dim=1)
         if self.image_layers is not None:
-            memory = self.image_layers(memory, src_key_padding_mask=~mask)
+            memory = self.image_layers(memory, src_key_padding_mask=~mask & mask.any(1, keepdim=True))
         return memory, mask
 
     def memory(self, batch: ImageBatch, seen: Encoded) -> tuple[Tensor, Tensor]:

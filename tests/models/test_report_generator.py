@@ -215,18 +215,18 @@ def test_no_word_sees_those_after_it(model_of, kind):
 
 @pytest.mark.parametrize("kind", KINDS[:3])
 def test_shapes_padding_and_gradients_of_every_part(kind):
-    config = preset("tiny", decoder=kind)
-    model = build_model(config).train()
-    ids, labels = build_tokenizer(config).batch(REPORTS[:2])
+    model = build_model(preset("tiny", decoder=kind))  # sites train in evaluation mode
+    ids, labels = TOKENIZER.batch(REPORTS[:2])
     memory, mask = model.memory(batch(), model.encoded(batch()))
     assert memory.shape == (2, 8, 32) and model.decode(memory, mask, ids)[0].shape[:2] == ids.shape
     fewer = ImageBatch(batch().images[1:, :2], batch().position_mm[1:, :2], batch().slice_mask[1:, :2])
     torch.testing.assert_close(model.encode(fewer)[0][0], memory[1, :4])  # padded slices change nothing
-    model(batch(), ids, labels).mean().backward()
+    prior = PriorBatch(torch.tensor([30.0, 0.0]), noise(2, there=(4, 0)))  # the second has no visit before
+    model(ImageBatch(*[*vars(batch()).values()][:3], prior), ids, labels).mean().backward()
     names = {n: p for n, p in model.named_parameters() if not n.startswith("encoder.")}
-    assert not [name for name, parameter in names.items() if parameter.grad is None or not parameter.grad.any()]
-    assert any(name.startswith("image_layers.") for name in names) == (kind != "gpt2")
-    assert any("drop.attention" in name for name in names) == (kind == "r2gen")
+    assert not [name for name, p in names.items() if p.grad is None or not 0 < p.grad.norm() < torch.inf]
+    own = [any(part in name for name in names) for part in ("image_layers.", "drop.attention")]
+    assert own == [kind != "gpt2", kind == "r2gen"]
     assert set(model.untrained) >= {n for n in names if n.startswith(("image_layers.", "decoder."))}
 
 
