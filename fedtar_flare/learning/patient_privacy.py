@@ -41,14 +41,14 @@ def add_private_gradients(
     loss = torch.zeros((), dtype=torch.float64)
     sums = [torch.zeros_like(parameter, dtype=torch.float32) for parameter in parameters]
     for backward in patients:
-        loss = loss + backward().to(loss)
+        own = backward().to(loss)
         gradients = [parameter.grad for parameter in parameters]
         norm = nn.utils.get_total_norm([g.float() for g in gradients if g is not None])
-        if torch.isfinite(norm):
+        if torch.isfinite(norm + own):  # else the update would be skipped, which no noise covers
+            loss += own
             factor = (clip / norm.clamp(min=1e-30)).clamp(max=1.0)
             for total, gradient in zip(sums, gradients, strict=True):
-                if gradient is not None:
-                    total += factor * gradient
+                total += 0.0 if gradient is None else factor * gradient
     for parameter, total in zip(parameters, sums, strict=True):
         noise = standard_normals(total.numel(), generator).reshape(total.shape).to(total.device)
         parameter.grad = ((total + noise_multiplier * clip * noise) / reports).to(parameter.dtype)
