@@ -35,15 +35,15 @@ def chexpert_plus(folder, *rows, suffix=".jpg"):
 @pytest.mark.parametrize("suffix", [".jpg", ".png"])
 def test_chexpert_plus_in_the_order_of_its_numbers_which_must_be_asked_for(tmp_path, suffix):
     studies = (("study1", "AP", "2"), ("study1", "PA", "2"), ("study2", "AP", 1), ("study2", "LL", "1"))
-    chexpert_plus(tmp_path, *(plus("patient1", *study) for study in studies), suffix=suffix)
-    reading = read_chexpert_plus(tmp_path, ORDER)
+    rows = [plus("patient1", *study) for study in studies]
+    reading = read_chexpert_plus(chexpert_plus(tmp_path, *rows, suffix=suffix), ORDER)
     (patient,) = reading.patients()
     visits = [(v.visit_id, v.image.name) for v in patient.visits]
-    assert visits == [("study2", f"view1_AP{suffix}"), ("study1", f"view1_PA{suffix}")]
+    assert visits == [("patient1-study2", f"view1_AP{suffix}"), ("patient1-study1", f"view1_PA{suffix}")]
     assert patient.sex == "F" and patient.visits[0].age == 61
     assert patient.visits[0].report == "Clear.\nNormal." and not reading.rejected()
     (patient,) = read_chexpert_plus(tmp_path, ORDER | {"views": "all"}).patients()
-    assert {v.visit_id for v in patient.visits} == {f"{study}-view1_{view}" for study, view, _ in studies}
+    assert {v.visit_id for v in patient.visits} == {f"patient1-{study}-view1_{view}" for study, view, _ in studies}
     with pytest.raises(ConfigError, match="undated: order"):
         read_chexpert_plus(tmp_path)
 

@@ -72,4 +72,4 @@ def _visit(patient: str, study: str, row: Row, images: Path) -> Visit:
         (file for end in ("", ".png", ".dcm") if (file := stated.with_suffix(end or stated.suffix)).exists()), stated
     )
     acquired = DAY_ZERO + timedelta(days=int(number))
-    return Visit(patient, study, acquired, image, report, "radiograph", known_age(row["age"], where))
+    return Visit(patient, f"{patient}-{study}", acquired, image, report, "radiograph", known_age(row["age"], where))
