@@ -22,7 +22,7 @@ class LocalLearner(ReportLearner):
 
     def load_private(self, state: Mapping[str, torch.Tensor]) -> None:
         super().load_private(state)
-        self.load_shared({name: state[name] for name in self.shared_parameters})
+        self.load_shared({name: state[name] for name in self.shared()})
 
 
 METHOD = FEDAVG.derive(

@@ -144,7 +144,7 @@ def local_sites(place):
     """Sites that have trained for a round without the server's weights, by run id, and the common start."""
     sites = {}
     for run_id, fresh in (("many", True), ("one", False)):  # a process for each task, and one for all
-        sites[run_id] = Hospital(place, method="local", fresh=fresh, model={"max_length": 8, "num_beams": 1})
+        sites[run_id] = Hospital(place, method="local", fresh=fresh, lora={"mean": "ffa"}, model={"max_length": 8})
         _, w = sites[run_id].handshake(run_id)
         for t in range(1, T + 1):
             reply, update = sites[run_id].train(None, 1, t, run_id)
