@@ -73,7 +73,7 @@ DETERMINISTIC: dict[str, Listed] = {
 """Applied to the image as it was read (a CT in HU), before slices are chosen."""
 CT_ONLY = ("Orientationd", "Spacingd")  # a picture has no geometry, and would only be mirrored or stretched
 
-_AFFINE: dict[str, Numbers | Words] = {"rotate_range": Numbers(0.0, math.pi), "translate_range": Numbers(0.0, 512, 2)}
+_AFFINE: dict[str, Numbers | Words] = {"rotate_range": Numbers(0.0, 0.8), "translate_range": Numbers(0.0, 512, 2)}
 _AFFINE |= {"shear_range": Numbers(0.0, 0.5, 2), "scale_range": Numbers(0.0, 0.5, 2)}
 _AFFINE |= {"mode": _BLEND, "padding_mode": _BORDER}
 RANDOM: dict[str, Listed] = {
