@@ -7,6 +7,9 @@ findings lie in the same place of the same patient. For a finding with levels b 
 
 where a, a distribution over c, says which changes two levels allow, and z are the comparison's logits, 0 without an
 image of before: the baseline, two independent readings. A report of before fixes b where it states the level.
+
+Of findings that a warm start knows, the head in training tells presence, and the warm start's head degrees and changes
+given presence: reports of some dozens of patients teach less of these than they make it forget.
 """
 
 from collections.abc import Callable, Sequence
@@ -151,6 +154,16 @@ def joint(before: Tensor, now: Tensor, change: Tensor) -> Tensor:
     return scores.flatten(-3).log_softmax(-1).view(scores.shape)
 
 
+def _presence(scores: Tensor, *levels: int) -> Tensor:
+    """Log-probability of a finding's presence or absence in the dimensions of levels (the last), for each level."""
+    if levels:
+        scores = scores.logsumexp(-1, keepdim=True)
+    for dim in levels or (-1,):
+        absent, present = scores.split([1, READ - 1], dim)
+        scores = torch.cat([absent, present.logsumexp(dim, keepdim=True).expand_as(present)], dim)
+    return scores
+
+
 def levels_given(levels: Tensor, seen: Tensor | None) -> Tensor:
     """Log-probabilities (B, D, 4) of the levels (B, D) in a report, PRESENT being any degree, else as ``seen``."""
     seen = torch.zeros(*levels.shape, READ, device=levels.device).log_softmax(-1) if seen is None else seen
@@ -278,6 +291,7 @@ class ComparisonBranch(nn.Module):
     the same for every finding. In the position ``text`` a prompt is both numbers, to be put in words.
     """
 
+    known: Tensor
     compares = True  # so the decoder is not shown the visit before: its prompts say what became of it
 
     def __init__(
@@ -289,6 +303,7 @@ class ComparisonBranch(nn.Module):
         generator = torch.Generator().manual_seed(seed)
         findings, width = len(reader.findings), words.shape[1]
         self.head = ComparisonHead(findings, channels, generator)
+        self.first: ComparisonHead | None = None
         self.embeddings = nn.Parameter(torch.zeros(findings, len(LEVELS), width, device=words.device))
         self.changes = nn.Parameter(torch.zeros(len(DIRECTIONS), width, device=words.device))
 
@@ -311,8 +326,19 @@ class ComparisonBranch(nn.Module):
 
     def likelihoods(self, seen: Encoded) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Log-probabilities of the levels now (B, D, 4), and jointly with those before, where shown (B, D)."""
-        attended = self.head.attend(seen.tokens, seen.slice_mask)
-        now = self.head.levels(attended)
+        now, together, shown = self.by_head(self.head, seen)
+        if self.first is not None:
+            first, both, _ = self.by_head(self.first, seen)
+            now = torch.where(self.known, first + _presence(now) - _presence(first), now)
+            if together is not None and both is not None:
+                graded = both + _presence(together, -3, -2) - _presence(both, -3, -2)
+                together = torch.where(self.known[..., None, None], graded, together)
+        return now, together, shown
+
+    def by_head(self, head: ComparisonHead, seen: Encoded) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """:meth:`likelihoods` by one head alone, as the one in training learns them."""
+        attended = head.attend(seen.tokens, seen.slice_mask)
+        now = head.levels(attended)
         prior, tokens = seen.prior, seen.prior_tokens
         if prior is None:
             return now, None, None
@@ -321,9 +347,9 @@ class ComparisonBranch(nn.Module):
         shown = stated != UNKNOWN
         if prior.images is not None and tokens is not None:
             mask = prior.images.slice_mask
-            earlier, with_image = self.head.attend(tokens, mask), mask.any(1)
-            before = torch.where(with_image[:, None, None], self.head.levels(earlier), -log(READ))
-            change = self.head.compare(earlier, attended, prior.days) * with_image[:, None, None]
+            earlier, with_image = head.attend(tokens, mask), mask.any(1)
+            before = torch.where(with_image[:, None, None], head.levels(earlier), -log(READ))
+            change = head.compare(earlier, attended, prior.days) * with_image[:, None, None]
             shown = shown | with_image[:, None]
         real = torch.tensor([name != self.reader.no_finding for name in self.reader.findings], device=now.device)
         return now, joint(levels_given(stated, before), now, change), shown & real

@@ -5,6 +5,7 @@ T is (K, E) for K classes, around the mean of the words' embeddings: the order m
 ``memory`` T is (D, K, E), and begins near zero. The branch that compares two visits is :mod:`.comparison`'s.
 """
 
+import copy
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -144,6 +145,8 @@ def _compare(generator: ReportGenerator, reader: Labeler, words: Tensor, setting
     branch = ComparisonBranch(reader, generator.channels, words, seed, position, settings["certain"])
     if name := settings["head_weights"]:
         _load(branch, _shipped(name, COMPARISON), name)
+        branch.first = copy.deepcopy(branch.head).requires_grad_(False)
+        branch.register_buffer("known", branch.head.weight.flatten(1).any(1)[:, None], persistent=False)
     branch.fix_untrained(seed)
     generator.diagnosis = branch
     if settings["candidates"] > 1 or settings["complete"]:

@@ -3,8 +3,7 @@
 In training the prompts are what the report states, so that the decoder does not remember the image; in generation what
 the head reads (PromptMRG, Jin et al., AAAI 2024, and FedMRG). The head stays at its site, or travels
 (``shared``): then a site's update leaves out findings that too few of its patients have, and the server takes each
-row's mean over the sites that contribute to it (federated learning with partial labels). Findings that the warm start
-knows stay as it reads them: a few dozen patients teach the head less about their degrees and changes than it forgets.
+row's mean over the sites that contribute to it (federated learning with partial labels).
 """
 
 import copy
@@ -125,7 +124,6 @@ class SiteDiagnosis:
         self._reader = labeler(config.labeler)
         self._branch: ComparisonBranch = generator.diagnosis
         self._start = copy.deepcopy(self._branch.head).requires_grad_(False)
-        self._known = self._start.weight.flatten(1).any(1).cpu()  # findings (D,) whose rows stay as they are
         self._branch.head.requires_grad_(True)
 
     @property
@@ -159,40 +157,26 @@ class SiteDiagnosis:
     def _tensor(self, numbers: Sequence[Sequence[int]]) -> Tensor:
         return torch.tensor(numbers, dtype=torch.long, device=self._branch.embeddings.device)
 
-    @torch.no_grad()
-    def mask_rows(
-        self, update: Mapping[str, Tensor], samples: Sequence[Sample] | None, least: int
+    def mask_rare_findings(
+        self, update: Mapping[str, Tensor], samples: Sequence[Sample], least: int
     ) -> dict[str, Tensor]:
-        """Put the rows of known findings back; an update's rows of these and of rare findings become zero.
-
-        ``samples`` are those trained on, of which too few patients may have a finding; None: no finding counts as rare.
-        """
-        silent = self._known
-        if samples is not None:
-            patients = [sample.visit.patient_id for sample in samples]
-            present = (self.levels(samples) > 0).T.tolist()
-            having = ([p for p, has in zip(patients, column, strict=True) if has] for column in present)
-            silent = silent | ~torch.tensor([enough(ids, max(least, FEWEST)) for ids in having])
-        for parameter, start in zip(self._branch.head.parameters(), self._start.parameters(), strict=True):
-            parameter[self._known] = start.to(parameter)[self._known]  # weight decay and noise move them
+        """Set the head's row of an update to zero for each finding that too few patients have."""
+        patients = [sample.visit.patient_id for sample in samples]
+        present = (self.levels(samples) > 0).T.tolist()
+        having = ([p for p, has in zip(patients, column, strict=True) if has] for column in present)
+        rare = torch.tensor([not enough(ids, max(least, FEWEST)) for ids in having])
         masked = dict(update)
         for name, value in update.items():
             if matches(name, [HEAD_NAMES]):
-                masked[name] = value.masked_fill(silent.to(value.device).view(-1, *[1] * (value.dim() - 1)), 0)
+                masked[name] = value.masked_fill(rare.view(-1, *[1] * (value.dim() - 1)), 0)
         return masked
 
     def losses(self, samples: Sequence[Sample], seen: Encoded) -> Tensor:
-        """Cross-entropies (B,) of levels, and of changes where a visit before is shown; none reaches the encoder.
-
-        Known findings count, but teach nothing.
-        """
-        now, together, shown = self._branch.likelihoods(seen._replace(tokens=seen.tokens.detach()))
-        known = self._known.to(now.device)
-        now = now.detach().where(known[:, None], now)
+        """Cross-entropies (B,) of levels, and of changes where a visit before is shown; none reaches the encoder."""
+        now, together, shown = self._branch.by_head(self._branch.head, seen._replace(tokens=seen.tokens.detach()))
         losses = level_losses(now, self.levels(samples))
         if together is None or shown is None:
             return losses
-        together = together.detach().where(known[:, None, None, None], together)
         return losses + change_losses(together, self.changes(samples)) * shown.any(1)
 
     def _judged(self, seen: Iterable[Read]) -> Iterator[tuple[Sequence[Sample], Callable[[float], Tensor], Tensor]]:

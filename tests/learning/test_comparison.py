@@ -32,9 +32,9 @@ COMPARED = UNCERTAIN
 DAYS = torch.tensor([10.0, 20.0, 30.0])
 
 
-def branch_of(seed=0):
+def branch_of(seed=0, weights=None):
     model = build_model(MODEL)
-    settings = {"labeler": "synthetic", "prompt_classes": "levels", "prompt_place": "memory", "head_weights": None}
+    settings = {"labeler": "synthetic", "prompt_classes": "levels", "prompt_place": "memory", "head_weights": weights}
     extend(model, {**settings, "candidates": 1, "complete": False, "certain": 0.0, "seed": seed})
     return model, model.diagnosis
 
@@ -177,6 +177,29 @@ def test_a_report_before_fixes_the_levels_that_it_states_and_those_of_the_image_
     before = together.exp().sum((-2, -1))
     torch.testing.assert_close(before[0, i], torch.tensor([0.0, 1, 0, 0]))
     assert (before[:2].argmax(-1) > 0).sum() == 1 and (before[2].max(-1).values < 0.999).any()
+
+
+def test_degrees_and_changes_of_findings_that_a_warm_start_knows_stay_and_presence_is_learnt(model, monkeypatch):
+    state = {name: value.clone() for name, value in model.diagnosis.state_dict().items()}
+    state["head.weight"][3:] = 0
+    monkeypatch.setattr("fedtar_flare.learning.diagnosis._shipped", lambda name, file: state)
+    branch, seen = branch_of(weights="small")[1], seen_of(model, image_before=(0, 1, 2))
+    with torch.no_grad():
+        first = branch.by_head(branch.head, seen)[:2]
+        torch.testing.assert_close(branch.likelihoods(seen)[:2], first)
+        for number, parameter in enumerate(branch.head.parameters()):
+            parameter.copy_(normal(*parameter.shape, seed=10 + number))
+        trained, read_off = branch.by_head(branch.head, seen)[:2], branch.likelihoods(seen)[:2]
+    first, trained, read_off = (
+        [of[0][..., 0].exp(), of[0][..., 1:].log_softmax(-1), of[1]] for of in (first, trained, read_off)
+    )
+    torch.testing.assert_close(read_off[0], trained[0])
+    torch.testing.assert_close(read_off[1][:, :3], first[1][:, :3])
+    given = [joint - joint.logsumexp(-1, keepdim=True) for joint in (read_off[2], first[2])]
+    torch.testing.assert_close(given[0][:, :3], given[1][:, :3])
+    for found, wanted in zip(read_off, trained, strict=True):
+        torch.testing.assert_close(found[:, 3:], wanted[:, 3:])
+        assert found is read_off[0] or not torch.allclose(found[:, :3], wanted[:, :3])
 
 
 def test_a_prompt_is_the_level_and_the_change(model):

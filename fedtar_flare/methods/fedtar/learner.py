@@ -170,7 +170,7 @@ class PatientLearner(ReportLearner):
         return adamw(groups, weight_decay=self.training.weight_decay)
 
     def train(self, steps: int | Collection[int] | None, *args: Any, **kwargs: Any) -> Trained:
-        """Where the head is exchanged, its rows of known and of rare findings are 0 in the update."""
+        """Where the head is exchanged, its rows of rare findings are 0 in the update."""
         before = [p.detach().clone() for p in self._personal.values()] if self.alpha < 1 else []
         trained = super().train(steps, *args, **kwargs)
         with torch.no_grad():
@@ -180,11 +180,10 @@ class PatientLearner(ReportLearner):
             end = {name: value for name, value in self.shared().items() if not matches(name, [HEAD_NAMES])}
             rest = 1 - self.alpha
             self.local = {name: value - rest * trained.update.get(name, 0) for name, value in end.items()}
-        if self.findings is None:
+        if self.findings is None or self.training.noise_multiplier is not None:  # noise covers what zeros would say
             return trained
-        covered = self.training.noise_multiplier is not None  # noise covers what zeros would say
-        samples = None if covered else self.cohort.samples("train", steps, self.min_cell)
-        return replace(trained, update=self.findings.mask_rows(trained.update, samples, self.min_cell))
+        samples = self.cohort.samples("train", steps, self.min_cell)
+        return replace(trained, update=self.findings.mask_rare_findings(trained.update, samples, self.min_cell))
 
     def evaluate(self, min_cell: int, *args: Any, **kwargs: Any) -> Evaluated:
         """What is told of changes is calibrated on the validation patients first; its certainty is scored too."""

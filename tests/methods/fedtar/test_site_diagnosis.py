@@ -14,7 +14,7 @@ from fedtar_flare.core.errors import ConfigError, ExchangeError
 from fedtar_flare.core.settings import matches
 from fedtar_flare.learning.comparison import NONE, stated_changes
 from fedtar_flare.learning.labels import labeler
-from fedtar_flare.learning.site_diagnosis import OWN_RATE, SHARED_RATE, DiagnosisConfig, SiteDiagnosis
+from fedtar_flare.learning.site_diagnosis import OWN_RATE, SHARED_RATE, DiagnosisConfig
 from fedtar_flare.methods.fedtar.config import PatientConfig
 from fedtar_flare.methods.fedtar.learner import PatientLearner
 from fedtar_flare.methods.fedtar.method import CONTRACT
@@ -171,33 +171,13 @@ def test_a_site_says_nothing_of_findings_that_too_few_of_its_patients_have(shari
     update = learner.train(None, 1).update
     for name in HEAD[:3]:
         assert torch.equal(update[f"diagnosis.head.{name}"].flatten(1).any(1), enough), name
-    ones = learner.findings.mask_rows({n: torch.ones_like(v) for n, v in update.items()}, samples, min_cell)
+    ones = learner.findings.mask_rare_findings({n: torch.ones_like(v) for n, v in update.items()}, samples, min_cell)
     for name, value in ones.items():
         rows = value.flatten(1) if name.startswith("diagnosis.head.") else value[None].flatten(1)
         assert torch.equal(rows.all(1), enough if len(rows) == len(enough) else torch.ones(1).bool()), name
     other = [name for name in update if not name.startswith("diagnosis.head.")]
     after = learner.shared()
     assert all(torch.allclose(update[name], after[name] - before[name], atol=1e-6) for name in other)
-
-
-@pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("noise", [None, 2.0])
-def test_what_the_first_head_knows_stays_while_other_findings_are_learnt(learner_of, shared, noise):
-    exchange = ["diagnosis.head.*"] if shared else []
-    others = {"max_grad_norm": 1.0, "noise_multiplier": noise, "exchange": exchange}
-    learner = learner_of(enabled=False, diagnosis=PROMPTED.replace(shared=shared), **others)
-    head = learner.generator.diagnosis.head
-    with torch.no_grad():
-        head.weight[:3] = torch.randn(head.weight[:3].shape, generator=torch.Generator().manual_seed(1))
-    learner.findings = SiteDiagnosis(PROMPTED, learner.generator)
-    samples = learner.cohort.samples("train")
-    learner.findings.losses(samples, learner.encoded(samples, learner.images(samples))).sum().backward()
-    before = head.weight.detach().clone()
-    assert [bool(row.any()) for row in head.weight.grad][:4] == [False, False, False, True]
-    update = learner.train(None, 1).update
-    sent = [update[f"diagnosis.head.{name}"] for name in HEAD[:3] if shared]
-    for rows in [head.weight - before, *sent]:
-        assert not rows[:3].any() and rows[3:].any()
 
 
 def test_a_head_that_a_job_exchanges_by_name_says_nothing_of_them_either(learner_of):
