@@ -30,6 +30,7 @@ MEASURES: dict[str, tuple[str, Callable[[Array], Array]]] = {
 }
 """Of a curve (..., E + 1) the AUC before the first and after the last epoch; its mean over the epochs 1..E (the paper's
 LCA), and over 0..E, which counts the start too."""
+NO_LCA = "No method has an LCA: no hospital has test images with and without a disease."
 MAX_CHARTS = 9  # diseases that the learning curves show
 _LCA = list(MEASURES).index("lca")
 _HEAD = ["method", *(f"{label} ↑" for label, _ in MEASURES.values())]
@@ -52,7 +53,7 @@ class Run:
         self.seed, self.content = result.experiment.seed, result.content
         self._rows: dict[Cell, list[dict[str, Any]]] = grouped(result.rows, lambda row: (row["step"], row["site"]))
         self.tasks = {(task["step"], task["site"]): task for task in self.content["tasks"]}
-        self._scores: dict[int, Array] = {}
+        self._scores: dict[tuple[int, int], Array] = {}
 
     @cached_property
     def cells(self) -> list[Cell]:
@@ -75,11 +76,16 @@ class Run:
         """The curves of one task at all its cells."""
         return [curve for cell, curve in self.curves().items() if self.tasks[cell]["task"] == task]
 
-    def scores(self, draws: int = 0) -> Array:
-        """(4, 1): the :data:`MEASURES` as they are; with ``draws``, (4, draws) of patients drawn by the run's seed."""
-        if draws in self._scores:
-            return self._scores[draws]
-        generator = np.random.default_rng((SEED, self.seed)) if draws else None
+    @cached_property
+    def patients(self) -> set[tuple[str, str]]:
+        """Site and id of each patient of the cells."""
+        return {(site, row["patient_id"]) for step, site in self.cells for row in self._rows[step, site]}
+
+    def scores(self, draws: int = 0, seed: int = 0) -> Array:
+        """(4, 1): the :data:`MEASURES` as they are; with ``draws``, (4, draws) of patients drawn by ``seed``."""
+        if (draws, seed) in self._scores:
+            return self._scores[draws, seed]
+        generator = np.random.default_rng((SEED, seed)) if draws else None
         drawn = self._drawn(generator, draws)
         steps = grouped(self.compared(), lambda cell: cell[0])
         out = np.full((len(MEASURES), max(draws, 1)), np.nan)
@@ -87,7 +93,7 @@ class Run:
             for i, (_, measure) in enumerate(MEASURES.values()):
                 by_step = (np.ma.masked_invalid([measure(drawn[cell]) for cell in cells]) for cells in steps.values())
                 out[i] = np.mean([sites.mean(0).filled(np.nan) for sites in by_step], 0)  # over sites with a value
-        self._scores[draws] = out
+        self._scores[draws, seed] = out
         return out
 
     def _drawn(self, generator: np.random.Generator | None, draws: int = 1) -> dict[Cell, Array]:
@@ -144,16 +150,23 @@ def differences(arms: Mapping[str, Sequence[Run]], reference: str) -> dict[str, 
 
 
 def _over_seeds(pairs: Sequence[tuple[Run, Run | None]]) -> dict[str, Score]:
-    """Means over seeds of runs, or of runs minus others; a replicate draws seeds, and patients for each."""
+    """Means over seeds of runs, or of runs minus others; a replicate draws seeds, and patients for each.
+
+    Seeds that share their patients share the draw, as in :func:`.over_seeds`.
+    """
+    first = pairs[0][0]
+    shared = all(mine.patients == first.patients for mine, _ in pairs)
+    drawn_by = [(mine, other, first.seed if shared else mine.seed) for mine, other in pairs]
 
     def of_seeds(draws: int = 0) -> Array:
-        return np.stack([mine.scores(draws) - (other.scores(draws) if other else 0.0) for mine, other in pairs])
+        return np.stack([a.scores(draws, s) - (b.scores(draws, s) if b else 0.0) for a, b, s in drawn_by])
 
     plain, drawn, generator = of_seeds(), of_seeds(REPLICATES), np.random.default_rng((SEED, 1))
     n, _, replicates = drawn.shape
     total = np.zeros(drawn.shape[1:])
     for _ in range(n):
-        seeds, draws = generator.integers(n, size=replicates), generator.permutation(replicates)
+        seeds = generator.integers(n, size=replicates)
+        draws = np.arange(replicates) if shared else generator.permutation(replicates)
         total += drawn[seeds, :, draws].T / n
     return {name: Score(interval(float(np.mean(plain[:, i, 0])), total[i])) for i, name in enumerate(MEASURES)}
 
@@ -170,13 +183,13 @@ def task_page(suite: Suite, results: Sequence[Result]) -> str:
     gaps = [_differences(scores, labels, name) for name, scores in less.items()]
     tables = [_scores(arms, labels), *gaps, _diseases(arms, labels), _cost(arms, labels, first)]
     lca_less = {name: scores["lca"] for name, scores in less[first].items()}
-    best = values(next(iter(arms.values())))["lca"].value
+    best, known = values(next(iter(arms.values())))["lca"].value, {name: of for name, of in means.items() if of >= 0}
     return render(
         "comparison_tasks.html",
         suite=suite,
         results=results,
         labels=labels,
-        verdict=[verdict("LCA", means, best, lca_less, first, labels, number)],
+        verdict=[verdict("LCA", known, best, lca_less, first, labels, number) if known else NO_LCA],
         tables=[table for table in tables if table.rows],
         figures=[curves] if curves.charts else [],
     )
