@@ -9,19 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import norm
 
+from fedtar_flare.metrics import significance
 from fedtar_flare.metrics.language import clean
 from fedtar_flare.metrics.registry import SCORES
-from fedtar_flare.metrics.significance import (
-    SUMS,
-    Interval,
-    PatientSums,
-    Row,
-    SumsOf,
-    compare,
-    holm,
-    mean_of,
-    over_seeds,
-)
+from fedtar_flare.metrics.significance import SUMS, Interval, PatientSums, Row, SumsOf, mean_of, patient_sums
 
 CHANCE = 0.05  # below this corrected p, a fall or a change is beyond chance
 WATCHED = ("bleu_4", "token_loss", "finding_f1", "chexpert_rules_f1", "ctrate_rules_f1")
@@ -39,10 +30,10 @@ def falls(rows: Sequence[Row]) -> list[Fall]:
         now, then = (SUMS[name]([row for row in rows if row["time_step"] == step]) for step in (steps[-1], t))
         if now is not None and then is not None:
             everyone = sorted({*now.patients, *then.patients})
-            test = compare([_among(everyone, now)], [_among(everyone, then)])
+            test = significance.compare([_among(everyone, now)], [_among(everyone, then)])
             fell = (test.difference.value < 0) == bool(SCORES[name].higher_is_better) and test.p <= 1
             tests[f"{name} {t}"] = name, t, test.difference, test.p if fell else 1.0
-    corrected = holm({key: test[-1] for key, test in tests.items()})
+    corrected = significance.holm({key: test[-1] for key, test in tests.items()})
     return sorted(((*test[:3], corrected[key]) for key, test in tests.items()), key=itemgetter(-1))
 
 
@@ -56,15 +47,18 @@ def _among(everyone: Sequence[str], scores: PatientSums) -> PatientSums:
 def changes(rows: Sequence[Row], names: Sequence[str], until: int, rising: bool = False) -> list[Change]:
     """Measures that rows of visits have by name, what moved most first; with ``rising``, only a rise counts.
 
-    z is in units of how far the means of the periods ``until`` one lie apart, or of chance if it is more.
+    z is in units of how far the means of periods ``until`` one lie apart, or of chance, over patients, if it is more.
     """
     newest = max(row["time_step"] for row in rows)
     steps = sorted({row["time_step"] for row in rows if row["time_step"] in {*range(until + 1), newest}})
-    values = [np.array([[row[n] for n in names] for row in rows if row["time_step"] == t], np.float64) for t in steps]
-    if len(values) < 2 or not names:
+    periods = [[row for row in rows if row["time_step"] == t] for t in steps]
+    if len(periods) < 2 or not names:
         return []
+    values = [np.array([[row[n] for n in names] for row in of], np.float64) for of in periods]
     means, n = np.array([period.mean(axis=0) for period in values]), [len(period) for period in values]
-    within = np.sum([len(period) * period.var(axis=0) for period in values], axis=0) / max(1, sum(n) - len(values))
+    patients = [(t, row["patient_id"]) for t, of in enumerate(periods) for row in of]
+    apart = patient_sums(patients, np.vstack([x - x.mean(axis=0) for x in values]), significance.share_of_sums).sums
+    within = np.square(apart).sum(axis=0) / max(1, sum(n) - len(values))
     between = means[:-1].var(axis=0, ddof=1) if len(values) > 2 else 0.0
     spread = np.sqrt(np.maximum(between, within / n[-1]) + within / sum(n[:-1]))
     moved = means[-1] - np.average(means[:-1], axis=0, weights=n[:-1])
@@ -78,13 +72,13 @@ def by_period(rows: Sequence[Row], sums: SumsOf, scale: float = 1.0) -> dict[int
     """By period the score of rows, times ``scale``, with its interval over patients, where it is defined."""
     steps = sorted({row["time_step"] for row in rows})
     parts = {t: sums([row for row in rows if row["time_step"] == t]) for t in steps}
-    intervals = {t: over_seeds([part], replicates=1_000) for t, part in parts.items() if part is not None}
+    intervals = {t: significance.over_seeds([part], replicates=1_000) for t, part in parts.items() if part is not None}
     return {t: Interval(*(scale * end for end in ends)) for t, ends in intervals.items() if np.isfinite(ends.value)}
 
 
 def likely_cause(kinds: Mapping[str, Sequence[Change]]) -> str:
     """The kind that moved most beyond chance, Holm-corrected for the kinds; empty where none did."""
-    p = holm({kind: changes[0][3] for kind, changes in kinds.items() if changes})
+    p = significance.holm({kind: changes[0][3] for kind, changes in kinds.items() if changes})
     beyond = sorted((p[kind], -abs(kinds[kind][0][2]), kind) for kind in p if p[kind] < CHANCE)
     return beyond[0][2] if beyond else ""
 

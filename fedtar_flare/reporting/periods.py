@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from fedtar_flare.learning.site_model import SiteModel
 from fedtar_flare.metrics import drift
 from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.metrics.significance import SUMS, Interval, Row
-from fedtar_flare.reporting.format import heading
+from fedtar_flare.reporting.format import heading, significant
 from fedtar_flare.reporting.plots import SMALL, Chart, Series
 from fedtar_flare.reporting.render import render
 from fedtar_flare.reporting.section import charts
@@ -69,10 +70,10 @@ def write_periods(folder: Path, model: SiteModel, rows: Sequence[Row]) -> Path:
 
 
 def _chart(title: str, unit: str, measures: Mapping[str, Mapping[int, Interval]]) -> Chart:
-    tip, series = "{}, period {}: {:.3g} ({:.3g} to {:.3g})", []
+    tip, series = "{}, period {}: {} ({} to {})", []
     for i, (name, by_period) in enumerate(measures.items()):
-        points = [(t, mean.value, tip.format(name, t, *mean)) for t, mean in by_period.items()]
-        band = [(t, mean.low, mean.high) for t, mean in by_period.items()]
+        points = [(t, mean.value, tip.format(name, t, *map(significant, mean))) for t, mean in by_period.items()]
+        band = [(t, mean.low, mean.high) for t, mean in by_period.items() if math.isfinite(mean.low)]
         series.append(Series(name.replace("_", " "), points, index=i, band=band))
     ends = [end for line in series for _, *band in line.band for end in band] or [0.0]
     y_range = (0.95 * min(ends), 1.05 * max(ends)) if min(ends) > max(ends) / 2 else None  # changes of what never is 0
