@@ -86,7 +86,7 @@ def _head(run: Run) -> Markup:
     if run.start.model.get("license"):
         fields["license"] = plain(run.start.model["license"])
     fields["tags"] = ["lora", "federated-learning", "radiology", "report-generation"]
-    if (row := overall(run)) and row.after:
+    if (row := overall(run)) and row.after and not run.checkpoint_note:  # hubs show scores of this very adapter
         metrics = [
             {"type": name, "name": kind.label, "value": round(kind.scale * row.after[name], decimals(name, row.n))}
             for name, kind in SCORES.items()

@@ -43,19 +43,25 @@ def score_rows(run: Run, generic: bool = False) -> list[Row]:
     both = [(event.generic if generic else event.sites) if event else {} for event in (run.warm_start, run.shown)]
     min_cell = run.start.min_cell
     rows = []
-    parts: list[int] = []
-    scored = 0
+    parts: dict[str, list[int]] = {}
     for site in sorted({site for sites in both for site in sites}):
         before, after = (sites.get(site, SiteScores()) for sites in both)
         pairs = {t: (before.steps.get(t, {}), after.steps.get(t, {})) for t in sorted(before.steps | after.steps)}
         counts = {t: _reports(*pair) for t, pair in pairs.items()}
         rows += [Row(site, t, visits(n, min_cell), n, *map(_scores, pairs[t])) for t, n in counts.items()]
         n = _reports(before.all, after.all)
-        of_site = list(counts.values()) or [n]
-        rows.append(Row(site, None, _total(of_site, n, min_cell), n, *map(_scores, (before.all, after.all))))
-        parts += of_site
-        scored += n
-    return rows + _mean(rows, _total(parts, scored, min_cell), scored)
+        parts[site] = list(counts.values()) or [n]
+        rows.append(Row(site, None, _total(parts[site], n, min_cell), n, *map(_scores, (before.all, after.all))))
+    counted = averaged(rows)
+    n = sum(row.n for row in counted)
+    reports = _total([count for row in counted for count in parts[row.site]], n, min_cell)
+    return rows + ([Row(MEAN, None, reports, n, *_means(counted))] if len(parts) > 1 else [])
+
+
+def averaged(rows: Sequence[Row]) -> list[Row]:
+    """The sites that a mean is of, over all steps: where any was scored before and after, only such ones."""
+    sites = [row for row in rows if row.step is None and row.site != MEAN and (row.before or row.after)]
+    return [row for row in sites if row.before and row.after] or sites
 
 
 def overall(run: Run, generic: bool = False) -> Row | None:
@@ -72,19 +78,15 @@ def key_scores(row: Row) -> list[str]:
     return seen + others[:5]
 
 
-def _mean(rows: Sequence[Row], reports: str, scored: int) -> list[Row]:
-    """Mean of the sites' scores over all steps; where any site has both before and after, only such sites count."""
-    sites = [row for row in rows if row.step is None]
-    if len(sites) < 2:
-        return []
+def _means(sites: Sequence[Row]) -> tuple[dict[str, float], dict[str, float]]:
+    """Mean of each score before and after; where any site has both, only such sites count."""
     means: tuple[dict[str, float], dict[str, float]] = ({}, {})
     for name in SCORES:
         both = [row for row in sites if name in row.before and name in row.after] or sites
         for mean, sides in zip(means, ([r.before for r in both], [r.after for r in both]), strict=True):
-            values = [scores[name] for scores in sides if name in scores]
-            if values:
+            if values := [scores[name] for scores in sides if name in scores]:
                 mean[name] = sum(values) / len(values)
-    return [Row(MEAN, None, reports, scored, *means)]
+    return means
 
 
 def groups(rows: Sequence[Row]) -> list[tuple[str, Sequence[Row], list[str]]]:

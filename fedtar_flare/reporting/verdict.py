@@ -8,7 +8,7 @@ from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.reporting.control import control_of, joined
 from fedtar_flare.reporting.format import FEW, decimals, duration, heading, score
 from fedtar_flare.reporting.run import Run
-from fedtar_flare.reporting.scores import MEAN, Row, key_scores, overall, score_rows, start_name
+from fedtar_flare.reporting.scores import Row, averaged, key_scores, overall, score_rows, start_name
 from fedtar_flare.reporting.section import Section, method_sections
 
 
@@ -66,7 +66,7 @@ def direction(name: str, row: Row) -> str:
 
 
 def _where(run: Run) -> str:
-    sites = [row.site for row in score_rows(run) if row.step is None and row.site != MEAN and (row.before or row.after)]
+    sites = [row.site for row in averaged(score_rows(run))]
     return f"mean of {len(sites)} sites" if len(sites) > 1 else sites[0]
 
 

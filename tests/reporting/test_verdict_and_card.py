@@ -139,10 +139,12 @@ def test_the_round_that_is_kept_is_the_one_shown_and_another_one_is_named():
     other = rounds(1, 3)
     said = "kept: round 2, the best by validation loss, not scored; shown: round 3"
     assert other.checkpoint_note == said and said in closing_box(other) and "to round 3" in verdict(other)[0]
+    assert ["model-index" in head_of(model_card(run)) for run in (kept, other)] == [True, False]
 
 
 def test_names_do_not_break_the_box_and_a_resumed_run_names_its_start(tmp_path):
-    box = closing_box(read_run(write_run(tmp_path, sites=["b\x1b[31m\nc"], rounds=5, first_round=3)))
+    box = closing_box(run := read_run(write_run(tmp_path, sites=["b\x1b[31m\nc"], rounds=5, first_round=3)))
+    assert "| round 2 → trained |" in model_card(run)
     assert {c for c in box if not c.isprintable()} == {"\n"} and "round 2 -> round 5" in box
     assert len({line.index("->") for line in box.splitlines()[2:] if "->" in line}) == 1
 
@@ -153,6 +155,8 @@ def test_a_site_without_test_patients_is_not_among_those_that_a_mean_is_of():
         for event in run.evaluations:
             event.sites.update(dict.fromkeys(gone, SiteScores(all={"n": 0})))
         assert said in verdict(run)[0]
+    del (late := run_of({"bleu_4": 0.1}, {1: {"bleu_4": 0.2}}, sites=("a", "b", "c"))).evaluations[0].sites["c"]
+    assert "(80 test reports, mean of 2 sites)" in verdict(late)[0], "a site that came late has no start"
 
 
 def head_of(card):
