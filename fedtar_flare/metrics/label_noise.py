@@ -51,13 +51,13 @@ def label_noise(patients: Sequence[Any], labelled: LabelCounts, checked: Array) 
     every = {"micro": [*range(len(labelled.classes))]} | {name: [k] for k, name in enumerate(labelled.classes)}
     for name, of in every.items():
         right = (by_staff * seen)[..., of].sum(axis=(1, 2))
-        precision, recall = (_share(patients, right, side[..., of].sum(axis=(1, 2))) for side in (seen, by_staff))
+        sides = [np.column_stack([right, side[..., of].sum(axis=(1, 2))]) for side in (seen, by_staff)]
         sums = _f1_sums(by_labeler[..., of])
         changes = _f1_sums(by_staff[..., of]) - _f1_sums(seen[..., of])
         columns = np.column_stack([sums, changes, looked, np.ones(len(looked))])
-        scores = ((sums, share_of_sums), (columns, _corrected))
-        labelled_f1, corrected = (over_seeds([patient_sums(patients, rows, score)]) for rows, score in scores)
-        found[name] = LabelNoise(int(looked.sum()), precision, recall, labelled_f1, corrected)
+        scores = (*((rows, share_of_sums) for rows in (*sides, sums)), (columns, _corrected))
+        intervals = (over_seeds([patient_sums(patients, rows, score)], share=True) for rows, score in scores)
+        found[name] = LabelNoise(int(looked.sum()), *intervals)
     return found
 
 
@@ -72,14 +72,3 @@ def _corrected(sums: Array) -> Array:
     scale = cases / np.maximum(checked, 1)
     f1 = share_of_sums(np.stack([above + scale * above_changed, below + scale * below_changed], axis=1))
     return np.where(checked > 0, np.clip(f1, 0.0, 1.0), np.nan)
-
-
-def _share(patients: Sequence[Any], right: Array, of: Array) -> Interval:
-    """A share over patients; where none or all are right no draw tells how sure that is, and Wilson's (1927) does."""
-    share = over_seeds([patient_sums(patients, np.column_stack([right, of]), share_of_sums)])
-    if share.value not in (0, 1):
-        return share
-    from scipy.stats import binomtest
-
-    ends = binomtest(round(right.sum()), round(of.sum())).proportion_ci(method="wilson")
-    return Interval(share.value, float(ends.low), float(ends.high))

@@ -10,15 +10,8 @@ from typing import Any, NamedTuple, Self
 from fedtar_flare.core.errors import DataError
 from fedtar_flare.core.plugins import load
 from fedtar_flare.data.minimum_cell import enough, full_cells
-from fedtar_flare.metrics.agreement import (
-    CERTAIN,
-    CERTAIN_OR_NOT,
-    Average,
-    Findings,
-    Metric,
-    known_and_new,
-    label_counts,
-)
+from fedtar_flare.metrics import agreement
+from fedtar_flare.metrics.agreement import CERTAIN, CERTAIN_OR_NOT, Average, Findings, Metric, label_counts
 from fedtar_flare.metrics.grades import Grade, claims, grade, statements
 from fedtar_flare.metrics.labeler import NEURAL, RuleLabeler, RuleLabels, classes_of, rule_labeler
 from fedtar_flare.metrics.labels import Labeler, Pair
@@ -101,7 +94,7 @@ class Reports:
     def finding_agreement(self) -> dict[str, float | None]:
         """F1 of all, known and new findings, also as means of findings, and recall of new ones."""
         sides = self.counted(self.findings, self.draft_findings)
-        return known_and_new(*sides, self.known or frozenset(), self.patients, self.min_cell)
+        return agreement.known_and_new(*sides, self.known or frozenset(), self.patients, self.min_cell)
 
     def labels(self, labeler: str) -> list[tuple[str, str]]:
         """Codes of each reference and draft (:meth:`.Labeler.code`) by a labeler."""

@@ -160,18 +160,19 @@ def compare(
 ) -> Comparison:
     """Compare two systems on the same patients, seed by seed: each replicate draws the same patients for both.
 
-    The interval is that of :func:`over_seeds`; the rest is over the patients of all seeds together. ``p`` is that of a
-    paired permutation test: under the null hypothesis each patient's results may be exchanged between the systems. All
-    2^P exchanges are tried where they are no more than :data:`REPLICATES`; else as many random ones, with p = (1 + at
-    least as extreme) / (1 + tried). Scores no further apart than ``tie`` are equal: nobody wins, and ``p`` is 1.
+    The interval is that of :func:`over_seeds`; the rest is over patients, each with the results of all seeds. ``p`` is
+    that of a paired permutation test: under the null hypothesis each patient's results may be exchanged between the
+    systems. All 2^P exchanges are tried where they are no more than :data:`REPLICATES`; else as many random ones, with
+    p = (1 + at least as extreme) / (1 + tried). Scores no further apart than ``tie`` are equal: nobody wins, and ``p``
+    is 1. Patients, and replicates, in which either system has no score do not count in the shares.
     """
     value, drawn = _over_seeds(a, b, REPLICATES)
     first, second = _pooled(a), _pooled(b)
 
     def won(gains: Array) -> float:
-        gains = np.nan_to_num(gains) * (1 if higher_is_better else -1)
+        gains = gains[np.isfinite(gains)] * (1 if higher_is_better else -1)
         gains[np.abs(gains) <= tie] = 0
-        return float(((gains > 0) + 0.5 * (gains == 0)).mean())
+        return float(((gains > 0) + 0.5 * (gains == 0)).mean()) if len(gains) else float("nan")
 
     observed = first.value() - second.value()
     p = 1.0 if abs(observed) <= tie else _permutation_p(first, second, observed)
@@ -179,9 +180,9 @@ def compare(
 
 
 def _pooled(runs: Sequence[PatientSums]) -> PatientSums:
-    """Patients of several seeds as one group."""
-    names = tuple((i, name) for i, run in enumerate(runs) for name in run.patients)
-    return PatientSums(names, np.concatenate([run.sums for run in runs]), runs[0].score)
+    """Patients with the results of all seeds, which are exchanged together: who is hard for one is hard for all."""
+    names = [name for run in runs for name in run.patients]
+    return patient_sums(names, np.concatenate([run.sums for run in runs]), runs[0].score)
 
 
 def _permutation_p(a: PatientSums, b: PatientSums, observed: float) -> float:
@@ -189,8 +190,7 @@ def _permutation_p(a: PatientSums, b: PatientSums, observed: float) -> float:
         return float("nan")
     patients, change = len(a), b.sums - a.sums
     exact = patients < 63 and 2**patients <= REPLICATES
-    generator = np.random.default_rng((SEED, 4))
-    at_least, count = 0, 0
+    generator, at_least, count = np.random.default_rng((SEED, 4)), 0, 0
     for rows in [2**patients] if exact else _parts(patients, REPLICATES):
         every = (np.arange(rows)[:, None] >> np.arange(patients)) & 1 if exact else None
         swaps = (generator.integers(2, size=(rows, patients)) if every is None else every).astype(np.float64)
@@ -221,13 +221,26 @@ def holm(p_values: Mapping[Key, float]) -> dict[Key, float]:
     return {name: corrected[name] for name in p_values}
 
 
-def over_seeds(runs: Sequence[PatientSums], *, replicates: int = REPLICATES) -> Interval:
-    """Mean score over seeds with a hierarchical interval.
+def over_seeds(runs: Sequence[PatientSums], *, replicates: int = REPLICATES, share: bool = False) -> Interval:
+    """Mean score over seeds with a hierarchical interval; of fewer than two patients with a score there is none.
 
     A replicate draws as many seeds as there are, with replacement, then patients. Seeds that share their patients share
-    the draw, since a patient who is hard for one is hard for all. Otherwise each drawn seed draws its own patients.
+    the draw, since a patient who is hard for one is hard for all. Otherwise each drawn seed draws its own patients. Of
+    a ``share`` that is 0 or 1 in all patients no draw tells how sure that is, and :func:`wilson` does.
     """
-    return interval(*_over_seeds(runs, None, replicates))
+    found = interval(*_over_seeds(runs, None, replicates))
+    if share and found.value in (0, 1) and not found.low < found.high:
+        having = int(np.isfinite(_pooled(runs).of_each).sum())
+        return Interval(found.value, *wilson(round(found.value) * having, having))
+    return found
+
+
+def wilson(right: int, of: int) -> tuple[float, float]:
+    """95 % interval of a share (Wilson 1927)."""
+    from scipy.stats import binomtest
+
+    low, high = binomtest(right, of).proportion_ci(method="wilson")
+    return float(low), float(high)
 
 
 def _over_seeds(
@@ -241,6 +254,8 @@ def _over_seeds(
         raise DataError("both systems must have reported on the same patients", reason="unequal-patients")
     value = float(np.mean([run.value() - (other.value() if other else 0.0) for run, other in pairs]))
     shared = all(run.patients == runs[0].patients for run in runs)
+    if any(_pooled(of).sums.any(axis=1).sum() < 2 for of in (runs, against or runs)):
+        return value, np.full(replicates, np.nan)  # one patient does not tell how patients differ
     chosen = np.random.default_rng((SEED, 1)).integers(len(runs), size=(replicates, len(runs)))
     totals = np.zeros(replicates)
     for s, (run, other) in enumerate(pairs):

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from fedtar_flare.metrics import significance
 from fedtar_flare.metrics.agreement import LabelCounts, label_counts
 from fedtar_flare.metrics.grades import PARTS, finding_changes, marks
 from fedtar_flare.metrics.labeler import NEURAL, RuleLabels, classes_of, rule_labeler
@@ -11,14 +12,7 @@ from fedtar_flare.metrics.language import clean, report_statistics
 from fedtar_flare.metrics.registry import SCORES, claims_of
 from fedtar_flare.metrics.reports import Reports
 from fedtar_flare.metrics.sentences import as_read
-from fedtar_flare.metrics.significance import (
-    PatientSums,
-    bleu_score,
-    label_score,
-    mean_score,
-    patient_sums,
-    share_of_sums,
-)
+from fedtar_flare.metrics.significance import PatientSums, label_score, mean_score, patient_sums, share_of_sums
 
 
 def reports_of_texts(
@@ -58,7 +52,7 @@ def text_sums(reports: Reports, values: Mapping[str, Sequence[float | None]] | N
     of_pairs = {name: reports.values(score.pair) for name, score in SCORES.items() if score.pair}
     for name, each in (of_pairs | dict(values or {})).items():
         shares[name] = [(value or 0.0, value is not None) for value in each]
-    sums = {f"bleu_{n}": bleu_score(patients, statistics, n) for n in (1, 2, 3, 4)}
+    sums = {f"bleu_{n}": significance.bleu_score(patients, statistics, n) for n in (1, 2, 3, 4)}
     sums |= {name: mean_score(patients, getattr(statistics, name)) for name in ("rouge_l", "cider")}
     sums |= {name: patient_sums(patients, rows, share_of_sums) for name, rows in shares.items()}
     sums[f"{classes}_f1"] = label_score(patients, labels, "micro", "f1")

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedtar_flare.metrics.registry import SCORES
+from fedtar_flare.metrics.significance import wilson
 
 __all__ = ["NOTHING", "number", "significant"]
 
@@ -27,6 +28,11 @@ def number(value: float | None, digits: int = 3) -> str:
     return NOTHING if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
 
 
+def p_value(p: float | None) -> str:
+    """A p value; one that would be shown as 0 is ``< 0.001``."""
+    return "< 0.001" if p is not None and p < 5e-4 else number(p)
+
+
 def score(name: str, value: float | None, n: float = FEW) -> str:
     """A raw score on the scale that people read; of few reports ``n`` with fewer decimals, and a share's interval."""
     if n < FEW and SCORES[name].unit == "% of reports":
@@ -44,9 +50,7 @@ def share(value: float | None, n: float = FEW) -> str:
     text = number(None if value is None else 100 * value, 0)
     if value is None or not 0 < n < FEW:
         return text
-    from scipy.stats import binomtest
-
-    low, high = (100 * end for end in binomtest(round(value * n), int(n)).proportion_ci(method="wilson"))
+    low, high = (100 * end for end in wilson(round(value * n), int(n)))
     return f"{text} ({low:.0f} to {high:.0f})"
 
 

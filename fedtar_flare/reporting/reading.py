@@ -163,7 +163,8 @@ def reading_results(
     for i, name in enumerate(QUESTIONS):
         draft, reference = (mean_score(whose, every[:, i, side]) for side in (0, 1))
         difference, tests[name], *_ = compare([draft], [reference])
-        scores[name] = {"draft": over_seeds([draft]), "reference": over_seeds([reference]), "difference": difference}
+        shares = {"draft": over_seeds([draft], share=True), "reference": over_seeds([reference], share=True)}
+        scores[name] = shares | {"difference": difference}
         if len(readers) > 1 and common:
             codes = np.array([[answers[case][reader][i] for reader in readers] for case in common])  # (N, R, 2)
             items, kinds = (np.concatenate([codes[..., 0], codes[..., 1]]), 2) if i else (codes @ [2, 1], 3)

@@ -37,6 +37,7 @@ from fedtar_flare.learning.labels import labeler_of
 from fedtar_flare.learning.site_model import EVALUATION_BATCH, SiteModel
 from fedtar_flare.learning.training import parts
 from fedtar_flare.metrics.language import clean
+from fedtar_flare.metrics.significance import wilson
 from fedtar_flare.models.adapters.peft_file import adapter_hashes, read_adapter_info
 from fedtar_flare.models.sources import hub_access
 from fedtar_flare.reporting.model_audit import PARTS, rounded
@@ -108,12 +109,9 @@ def likelihood_scores(losses: Mapping[str, float], outside: Sequence[Mapping[str
 
 def detection_rate(scores: Mapping[str, float], members: AbstractSet[str]) -> tuple[float, tuple[float, float]]:
     """Share of ``members`` above all but one in :data:`FEWEST` of the others, and its 95 % interval (Wilson 1927)."""
-    from scipy.stats import binomtest
-
     others = sorted((score for patient, score in scores.items() if patient not in members), reverse=True)
     above = [score > others[len(others) // FEWEST] for patient, score in scores.items() if patient in members]
-    low, high = binomtest(sum(above), len(above)).proportion_ci(method="wilson")
-    return fmean(above), (float(low), float(high))
+    return fmean(above), wilson(sum(above), len(above))
 
 
 def audit_model(

@@ -95,8 +95,7 @@ def _per_hospital(results: Sequence[Result], lines: Lines) -> list[Figure]:
 def _scores(lines: Lines) -> Figure:
     def read(content: dict[str, Any], name: str, scale: float) -> Iterator[tuple[float, float]]:
         for event in content["evaluations"]:
-            values = [value for site in event["sites"].values() if (value := site["all"].get(name)) is not None]
-            if values:
+            if values := [value for site in event["sites"].values() if (value := site["all"].get(name)) is not None]:
                 yield event["round"], scale * statistics.fmean(values)
 
     charts = []

@@ -23,7 +23,7 @@ from fedtar_flare.metrics.radeval import RadEvalMetrics
 from fedtar_flare.metrics.registry import SCORES
 from fedtar_flare.metrics.significance import Interval, compare, over_seeds
 from fedtar_flare.metrics.text_sums import reports_of_texts, text_sums
-from fedtar_flare.reporting.format import heading
+from fedtar_flare.reporting.format import heading, p_value
 from fedtar_flare.reporting.render import render
 from fedtar_flare.suite.results import Difference, corrected
 from fedtar_flare.suite.tables import Table, interval_cell, metric_table, score_cell
@@ -76,7 +76,7 @@ def score_drafts(texts: Texts, drafts: Mapping[str, Texts], rules: RuleLabels, m
         written = matched(texts, of_system, name)
         by_model = models.values(references, written) if models else None
         sums.append(text_sums(reports_of_texts(patients, references, written, rules), by_model))
-        values[name] = {score: over_seeds([of_score]) for score, of_score in sums[-1].items()}
+        values[name] = {s: over_seeds([of], share=SCORES[s].most == 1) for s, of in sums[-1].items()}
     tests = []
     if len(sums) == 2:
         for name in (name for name in sums[0] if name in sums[1] and SCORES[name].higher_is_better is not None):
@@ -103,7 +103,7 @@ def reading_tables(results: Mapping[str, Any]) -> list[Table]:
     counts = ", ".join(f"{name} {count}" for name, count in results["answers"].items())
     about = f"{results['cases']} cases of {results['patients']} patients; answers: {counts}"
     rows = [[name, *(interval_cell(side) for side in of.values())] for name, of in results["scores"].items()]
-    rows = [[*row, f"{results['p'][row[0]]:.3g}"] for row in rows]
+    rows = [[*row, p_value(results["p"][row[0]])] for row in rows]
     whose = f"{'Cohen' if len(results['answers']) == 2 else 'Fleiss'}'s kappa of {results['read_by_all']} cases"
     agreed = [[f"readers, {name}", interval_cell(kappa), whose] for name, kappa in results["agreement"].items()]
     for name, (tau, drafts) in results["tau"].items():

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.core.files import read_json
 from fedtar_flare.metrics import significance
 from fedtar_flare.metrics.registry import SCORES
@@ -59,7 +60,11 @@ class Result:
     @cached_property
     def rows(self) -> list[Row]:
         """Scores of single reports or images, of all hospitals."""
-        return [json.loads(line) for line in self.rows_path.read_text(encoding="utf-8").splitlines()]
+        try:
+            return [json.loads(line) for line in self.rows_path.read_text(encoding="utf-8").splitlines()]
+        except (OSError, ValueError) as error:
+            text = f"{self.rows_path}: it is missing, changed or cut short ({error}): remove the .json file beside it"
+            raise ConfigError(f"{text}, and fedtar compare makes the run again") from error
 
     def members(self, when: str = "end", personal: bool = True) -> list[Row]:
         """Of the hospitals that took part, with the patient adapter where there is one, or without it."""
@@ -162,10 +167,13 @@ def compare_scores(arm: str, runs: Sequence[Pair], units: Units) -> list[Differe
 
 
 def paired_runs(results: Sequence[Result], arm: str, reference: str) -> list[Pair]:
-    """Report rows of an arm's runs and the reference's, on the seeds that both have."""
-    runs = {(result.arm, result.experiment.seed): result for result in results if result.arm in (arm, reference)}
-    seeds = [seed for name, seed in runs if name == arm and (reference, seed) in runs]
-    return [(runs[arm, seed].members(), runs[reference, seed].members()) for seed in seeds]
+    """Report rows of an arm's runs and the reference's, on the seeds and test visits that both have."""
+    runs: dict[tuple[str, int], dict[Any, Row]] = {}
+    for result in (result for result in results if result.arm in (arm, reference)):
+        rows = {(row["site"], row["patient_id"], row.get("visit_id")): row for row in result.members()}
+        runs[result.arm, result.experiment.seed] = rows
+    pairs = [(runs[arm, seed], runs[reference, seed]) for n, seed in runs if n == arm and (reference, seed) in runs]
+    return [([a[key] for key in a if key in b], [b[key] for key in b if key in a]) for a, b in pairs]
 
 
 def difference(arm: str, score: str, runs: Sequence[Pair], units: Units = "patients") -> Difference | None:
@@ -188,4 +196,4 @@ def corrected(tests: Sequence[Difference]) -> list[Difference]:
 def interval_of(score: str, runs: Iterable[list[Row]]) -> Interval | None:
     """A score's mean over seeds with its interval over patients and seeds; None where no run has it."""
     sums = [of_run for rows in runs if (of_run := SUMS[score](rows)) is not None]
-    return over_seeds(sums, replicates=VALUE_REPLICATES) if sums else None
+    return over_seeds(sums, replicates=VALUE_REPLICATES, share=SCORES[score].most == 1) if sums else None

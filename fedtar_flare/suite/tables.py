@@ -9,7 +9,7 @@ from markupsafe import Markup
 
 from fedtar_flare.metrics.registry import EFFICACY
 from fedtar_flare.metrics.significance import Interval
-from fedtar_flare.reporting.format import NOTHING, heading, number, score, shown
+from fedtar_flare.reporting.format import NOTHING, heading, number, p_value, score, shown
 from fedtar_flare.suite.results import COMPARED, SUMS, Difference, Result, Row, by_arm, interval_of
 
 WARM_START = "warm start"
@@ -72,10 +72,9 @@ def difference_table(tests: Sequence[Difference], labels: Mapping[str, str], ref
         found = ((n, tested.get((arm, n))) for n in columns)
         rows.append([labels[arm], *(score_cell(n, of.difference, p=of.p) if of else NOTHING for n, of in found)])
     about = (
-        "On the same test patients of the hospitals that took part, all hospitals together: mean over seeds, 95 % "
-        "interval over patients and seeds (5,000 replicates), and p of a permutation of the two methods' results "
-        "patient by patient, corrected after Holm for the number of methods. A p is about these hospitals; with one "
-        "seed it says nothing of another training."
+        "On the same test patients of the hospitals that took part, all together: mean over seeds, 95 % interval over "
+        "patients and seeds (5,000 replicates), and p of a permutation of the two methods' results patient by patient, "
+        "all seeds at once (Holm, for the methods). It is about these hospitals, and with one seed about one training."
     )
     heads = ["method", *(f"{heading(n).partition(', ')[0]}, points" for n in columns)]
     return Table(f"Difference to {labels[reference]}", about, heads, rows)
@@ -86,9 +85,9 @@ def metric_table(tests: Sequence[Difference], labels: Mapping[str, str], referen
     rows = []
     for test in tests:
         ends = (number(shown(test.score, part), 2) for part in test.difference)
-        won = (f"{share:.0%}" for share in (test.win_rate, test.replicates_won))
-        beyond = "no" if test.difference.low <= 0 <= test.difference.high else "yes"
-        rows.append([heading(test.score), *ends, number(test.p), *won, beyond])
+        won = (NOTHING if math.isnan(share) else f"{share:.0%}" for share in (test.win_rate, test.replicates_won))
+        beyond = "yes" if test.difference.low > 0 or test.difference.high < 0 else "no"
+        rows.append([heading(test.score), *ends, p_value(test.p), *won, beyond])
     heads = ["metric", "difference", "95 % from", "to", "p (Holm)"]
     heads += [f"{units} won", "replicates won", "interval excludes 0"]
     one, other = labels[tests[0].arm], labels[reference]
@@ -101,7 +100,7 @@ def with_interval(
     """A value as ``shown`` writes it, and below it its interval, with p where there is one."""
     if interval is None or not math.isfinite(interval.value):
         return NOTHING
-    tested = "" if p is None else f", p {number(p)}"
+    tested = "" if p is None else f", p {p_value(p)}"
     return Markup("{}{}<small>{} to {}{}</small>").format(
         shown(interval.value), star, shown(interval.low), shown(interval.high), tested
     )
@@ -109,7 +108,7 @@ def with_interval(
 
 def interval_cell(interval: Interval) -> str:
     """A share or coefficient, as :func:`with_interval` writes it."""
-    return with_interval(interval, "{:.2f}".format)
+    return with_interval(interval, partial(number, digits=2))
 
 
 def score_cell(name: str, interval: Interval | None, star: str = "", p: float | None = None) -> str:
@@ -147,8 +146,8 @@ def verdict(
         return f"{text}."
     gap, p = less[arm]
     p = p if p is not None and math.isfinite(p) else None
-    beyond = not gap.low <= 0 <= gap.high and (p is None or p < 0.05)  # the interval and the p both say so
+    beyond = (gap.low > 0 or gap.high < 0) and (p is None or p < 0.05)  # the interval and the p both say so
     whose = f"the difference of {labels[arm]}" if arm == order[0] else f"next is {labels[arm]}, whose difference"
-    inside = f"{shown(gap.low)} to {shown(gap.high)}{'' if p is None else f', p {number(p)}'}"
+    inside = f"{shown(gap.low)} to {shown(gap.high)}{'' if p is None else f', p {p_value(p)}'}"
     chance = "beyond chance" if beyond else "not beyond chance"
     return f"{text}; {whose} to {labels[reference]} is {shown(gap.value)}{unit} ({inside}): {chance}."

@@ -71,6 +71,7 @@ def test_few_patients_are_permuted_exactly_as_scipy_does_and_many_at_random():
     exact = {"permutation_type": "samples", "n_resamples": np.inf, "vectorized": True}
     expected = stats.permutation_test((a, b), lambda x, y, axis: (x - y).mean(axis=axis), **exact)
     assert got.p == pytest.approx(expected.pvalue)
+    assert compare([mean_score(range(9), a)] * 5, [mean_score(range(9), b)] * 5).p == got.p, "five seeds, nine patients"
     a, b = values_of(60, 0.25, seed=5), values_of(60, 0.0, seed=6)
     got = compare([mean_score(range(60), a)], [mean_score(range(60), b)])
     assert got.p == pytest.approx(stats.ttest_rel(a, b).pvalue, abs=0.02)
@@ -123,7 +124,10 @@ def test_a_score_that_is_nowhere_defined_has_no_interval():
     nothing = over_seeds([f1_score(range(5), np.zeros(5), np.zeros(5), np.zeros(5))], replicates=20)
     assert np.isnan(nothing).all()
     once = over_seeds([f1_score(range(5), [1, 0, 0, 0, 0], [1, 0, 0, 0, 0], [1, 0, 0, 0, 0])], replicates=200)
-    assert once == Interval(1.0, 1.0, 1.0)
+    assert once.value == 1 and np.isnan(once[1:]).all(), "one patient does not tell how patients differ"
+    assert over_seeds([mean_score(range(10), np.zeros(10))] * 2, share=True) == pytest.approx((0, 0, 0.27753), abs=1e-4)
+    few, worse = (f1_score(range(50), *np.eye(1, 50) * [[hits], [1], [1]]) for hits in (1, 0))
+    assert compare([few], [worse])[1:3] == (1.0, 1.0), "the share of patients who have the score"
 
 
 CLASSES = ("a", "b", "c")

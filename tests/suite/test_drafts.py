@@ -27,7 +27,7 @@ from fedtar_flare.suite.file import Suite
 from fedtar_flare.suite.plan import experiments
 from fedtar_flare.suite.results import SUMS, by_arm, compare_scores, difference, read_results
 from fedtar_flare.suite.tables import verdict, winner
-from fedtar_flare.suite.task_page import Run, differences, values
+from fedtar_flare.suite.task_page import Run, differences, task_page, values
 
 ROWS, TEXTS = cases(__file__, "drafts.yaml").values()
 REPORTS = [{"study_id": s, "patient_id": p, "report": report} for s, p, report, _ in ROWS]
@@ -173,9 +173,8 @@ def test_nobody_is_best_on_a_tie_and_a_difference_is_beyond_chance_where_its_int
         means = {"a": 0.001, "b": 0.001 - second}
         assert winner(means, shown) == best and ("A has the best" in said(means)) == (best is not None)
     assert winner({"a": 0.5}, shown) is None and said({"a": 0.5}) == "A is the only arm with results: BLEU-4."
-    for low, p, beyond in ((0.01, 0.01, True), (0.01, 0.2, False), (-0.01, 0.01, False), (0.01, None, True)):
-        text = said({"a": 0.5, "b": 0.4}, a=(Interval(0.1, low, 0.2), p))
-        assert text.endswith(": beyond chance.") == beyond, (low, p)
+    for low, p, beyond in ((0.01, 0.01, 1), (0.01, 0.2, 0), (-0.01, 0.01, 0), (0.01, None, 1), (np.nan, None, 0)):
+        assert said({"a": 0.5, "b": 0.4}, a=(Interval(0.1, low, 0.2), p)).endswith(": beyond chance.") == beyond, low
 
 
 TASKS = cases(__file__, "tasks.yaml")
@@ -226,6 +225,8 @@ def test_scores_are_means_over_sites_of_the_tasks_after_the_first(tmp_path):
             wanted.append([auc([row["label"] for row in rows], column) for column in columns])
         means = [(curve[0], curve[-1], lca(curve), np.mean(curve)) for curve in wanted]
         assert run.scores()[:, 0] == pytest.approx(np.mean(means, axis=0))
+    suite, planned = made(tmp_path / "one", one_class=("effusion", "nodule"))
+    assert "No method has an LCA: no hospital" in task_page(suite, read_results(tmp_path / "one", planned))
 
 
 def test_equal_arms_differ_by_nothing_and_a_better_one_by_more(tmp_path):
@@ -239,6 +240,7 @@ def test_equal_arms_differ_by_nothing_and_a_better_one_by_more(tmp_path):
     assert more.value.low > 0 and more.value.low < more.value.value < more.value.high and 0 < more.p < 1
     own = values(arms["rand"])["final"].value
     assert own.low < own.value < own.high
+    assert values(arms["rand"][:1] * 3)["final"] == values(arms["rand"][:1])["final"], "the same patients are drawn"
     epochs, seconds = zip(*(reached for run in arms["fedkei"] for reached in run.reached(arms["rand"][0])), strict=True)
     assert set(epochs) <= {0, 1, 2} and set(seconds) <= {1.0, 2.0, 3.0}
 

@@ -128,6 +128,12 @@ def test_a_difference_is_what_the_rows_say_and_the_same_results_differ_by_nothin
     for score, more in (("cider", 0.5), ("finding_f1_new", 1.0), ("finding_change_micro_f1", 1.0)):
         assert tests[score].difference == pytest.approx((more, more, more)) and tests[score].p < 0.001
     assert tests["bleu_4"].difference.value == 0 and tests["bleu_4"].p == 1
+    lines = (file := read_results(tmp_path, planned)[0].rows_path).read_text().splitlines()
+    file.write_text("\n".join(lines[:8]))
+    assert len(differences(read_results(tmp_path, planned), "fedavg")) == len(tests), "at the site that both have"
+    file.write_text("\n".join(lines)[:-9])
+    with pytest.raises(ConfigError, match=f"{file.name}: it is missing, changed or cut short"):
+        differences(read_results(tmp_path, planned), "fedavg")
 
 
 class Dying(Experiment):

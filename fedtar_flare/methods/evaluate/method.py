@@ -12,23 +12,13 @@ from fedtar_flare.core.files import write_json
 from fedtar_flare.core.settings import Settings
 from fedtar_flare.methods.evaluate.site import JOB, SCORED, STATUSES, VALIDATE, EvaluateSite
 from fedtar_flare.metrics.paired_sums import RATIOS, Result, SiteSums, compared
-from fedtar_flare.protocol.contract import (
-    ADAPTER,
-    HANDSHAKE,
-    PARAMETERS,
-    PRIVACY,
-    SECONDS,
-    Contract,
-    Field,
-    Task,
-    handshake,
-)
-from fedtar_flare.protocol.contract import SCORES as SCORE_FIELDS
+from fedtar_flare.protocol import contract
+from fedtar_flare.protocol.contract import ADAPTER, HANDSHAKE, PARAMETERS, Contract, Field, Task, handshake
 from fedtar_flare.protocol.exchange import Tensors
 from fedtar_flare.protocol.messages import WORD, Reply, version
 from fedtar_flare.record.events import Event
 from fedtar_flare.registry import Method
-from fedtar_flare.reporting.format import heading, number, score
+from fedtar_flare.reporting.format import heading, p_value, score
 from fedtar_flare.reporting.run import Run
 from fedtar_flare.reporting.section import Section, table
 from fedtar_flare.runtime.aggregation import PLAUSIBLE
@@ -123,7 +113,7 @@ def comparison(run: Run) -> Section | None:
     for key, of_score in events[-1].results.items():
         for label, (*ends, p) in of_score.items():
             shown = "{} ({} to {})".format(*(score(key, end) for end in ends))
-            rows.append([heading(key), label, shown, "< 0.001" if p is not None and p < 5e-4 else number(p)])
+            rows.append([heading(key), label, shown, p_value(p)])
     for site, found in events[-1].sites.items():
         where.append([site, ", ".join(f"{name}: {status}" for name, status in found.items())])
     content = table(["score", "candidate or difference", "value", "p"], rows, left={1})
@@ -144,9 +134,9 @@ validate = Task(
     fields=(
         Field("candidates", "words", "whether each was scored, is not here or is withheld", public=True, required=True),
         Field("sums", "tree", "per score the candidates' sums over patients, and those of products", length=200_000),
-        SCORE_FIELDS[0],
-        PRIVACY,
-        SECONDS,
+        contract.SCORES[0],
+        contract.PRIVACY,
+        contract.SECONDS,
     ),
 )
 
