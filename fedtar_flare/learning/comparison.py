@@ -7,7 +7,6 @@ findings lie in the same place of the same patient. For a finding with levels b 
 
 where a, a distribution over c, says which changes two levels allow, and z are the comparison's logits, 0 without an
 image of before: the baseline, two independent readings. A report of before fixes b where it states the level.
-
 Of findings that a warm start knows, the head in training tells presence, and the warm start's head degrees and changes
 given presence: reports of some dozens of patients teach less of these than they make it forget.
 """
@@ -154,14 +153,10 @@ def joint(before: Tensor, now: Tensor, change: Tensor) -> Tensor:
     return scores.flatten(-3).log_softmax(-1).view(scores.shape)
 
 
-def _presence(scores: Tensor, *levels: int) -> Tensor:
-    """Log-probability of a finding's presence or absence in the dimensions of levels (the last), for each level."""
-    if levels:
-        scores = scores.logsumexp(-1, keepdim=True)
-    for dim in levels or (-1,):
-        absent, present = scores.split([1, READ - 1], dim)
-        scores = torch.cat([absent, present.logsumexp(dim, keepdim=True).expand_as(present)], dim)
-    return scores
+def _presence(scores: Tensor, dim: int = -1) -> Tensor:
+    """Log-probability of absence, and, for each level that is present, of presence, in a dimension of levels."""
+    absent, present = scores.split([1, READ - 1], dim)
+    return torch.cat([absent, present.logsumexp(dim, keepdim=True).expand_as(present)], dim)
 
 
 def levels_given(levels: Tensor, seen: Tensor | None) -> Tensor:
@@ -331,7 +326,8 @@ class ComparisonBranch(nn.Module):
             first, both, _ = self.by_head(self.first, seen)
             now = torch.where(self.known, first + _presence(now) - _presence(first), now)
             if together is not None and both is not None:
-                graded = both + _presence(together, -3, -2) - _presence(both, -3, -2)
+                graded = both + _presence(_presence(together.logsumexp(-1, keepdim=True), -3), -2)
+                graded = graded - _presence(_presence(both.logsumexp(-1, keepdim=True), -3), -2)
                 together = torch.where(self.known[..., None, None], graded, together)
         return now, together, shown
 

@@ -179,27 +179,26 @@ def test_a_report_before_fixes_the_levels_that_it_states_and_those_of_the_image_
     assert (before[:2].argmax(-1) > 0).sum() == 1 and (before[2].max(-1).values < 0.999).any()
 
 
-def test_degrees_and_changes_of_findings_that_a_warm_start_knows_stay_and_presence_is_learnt(model, monkeypatch):
+def test_of_findings_that_a_warm_start_knows_presence_alone_is_the_trained_head_s(model, monkeypatch):
     state = {name: value.clone() for name, value in model.diagnosis.state_dict().items()}
     state["head.weight"][3:] = 0
     monkeypatch.setattr("fedtar_flare.learning.diagnosis._shipped", lambda name, file: state)
     branch, seen = branch_of(weights="small")[1], seen_of(model, image_before=(0, 1, 2))
     with torch.no_grad():
-        first = branch.by_head(branch.head, seen)[:2]
-        torch.testing.assert_close(branch.likelihoods(seen)[:2], first)
+        torch.testing.assert_close(branch.likelihoods(seen), branch.by_head(branch.head, seen))
         for number, parameter in enumerate(branch.head.parameters()):
             parameter.copy_(normal(*parameter.shape, seed=10 + number))
-        trained, read_off = branch.by_head(branch.head, seen)[:2], branch.likelihoods(seen)[:2]
-    first, trained, read_off = (
-        [of[0][..., 0].exp(), of[0][..., 1:].log_softmax(-1), of[1]] for of in (first, trained, read_off)
-    )
-    torch.testing.assert_close(read_off[0], trained[0])
-    torch.testing.assert_close(read_off[1][:, :3], first[1][:, :3])
-    given = [joint - joint.logsumexp(-1, keepdim=True) for joint in (read_off[2], first[2])]
-    torch.testing.assert_close(given[0][:, :3], given[1][:, :3])
-    for found, wanted in zip(read_off, trained, strict=True):
-        torch.testing.assert_close(found[:, 3:], wanted[:, 3:])
-        assert found is read_off[0] or not torch.allclose(found[:, :3], wanted[:, :3])
+        all_three = branch.likelihoods(seen), branch.by_head(branch.head, seen), branch.by_head(branch.first, seen)
+    (now, pair), trained, first = ([likely.exp() for likely in of[:2]] for of in all_three)
+    torch.testing.assert_close([now[:, 3:], pair[:, 3:]], [of[:, 3:] for of in trained])
+    torch.testing.assert_close(now[..., 0], trained[0][..., 0])
+    degrees, wanted = (of[:, :3, 1:] / of[:, :3, 1:].sum(-1, keepdim=True) for of in (now, first[0]))
+    torch.testing.assert_close(degrees, wanted)
+    for b, n in product((slice(1), slice(1, 4)), repeat=2):  # absent or present before and now
+        blocks = [of[:, :3, b, n].flatten(2) for of in (pair, trained[1], first[1])]
+        found, by_trained, by_first = (of.sum(-1, keepdim=True) for of in blocks)
+        torch.testing.assert_close(found, by_trained)
+        torch.testing.assert_close(blocks[0] / found, blocks[2] / by_first)
 
 
 def test_a_prompt_is_the_level_and_the_change(model):
