@@ -89,8 +89,7 @@ def pretrain(
         chosen = list(islice(pairs, config.batch_size))
         memory, mask = model.encode(collate([images[i] for i in chosen]).to(device))
         input_ids, labels = (ids.to(device) for ids in tokenizer.batch([reports[i] for i in chosen]))
-        seen = {"encoder_hidden_states": memory, "encoder_attention_mask": mask}
-        loss = report_loss(model.decoder(input_ids=input_ids, use_cache=False, **seen).logits, labels).mean()
+        loss = report_loss(model.decode(memory, mask, input_ids)[0], labels).mean()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
         optimizer.step()

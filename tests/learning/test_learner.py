@@ -12,6 +12,7 @@ import pytest
 import torch
 from learners import MODEL
 from refused import refused
+from tiny_models import write_llama
 
 from fedtar_flare.imaging.batch import collate
 from fedtar_flare.imaging.cache import Prepared
@@ -230,24 +231,24 @@ def pictures():
     return [Prepared(slices, positions) for slices in noise]
 
 
-def warm_started(**settings):
-    model, seen = build_model(CONFIG), []
-    config = PretrainingConfig(batch_size=4, **settings)
-    pretrain(model, build_tokenizer(CONFIG), pictures(), REPORTS, config, say=seen.append)
+def warm_started(config=CONFIG, **settings):
+    model, seen = build_model(config), []
+    settings = PretrainingConfig(batch_size=4, **settings)
+    pretrain(model, build_tokenizer(config), pictures(), REPORTS, settings, say=seen.append)
     return model, seen
 
 
 def test_the_warm_start_learns_to_tell_pictures_apart():
     model, seen = warm_started(steps=100, lr=4e-3)
     said = [re.match(r"step (\d+)/100, loss ([0-9.]+), ", line).groups() for line in seen]
-    assert [step for step, *_ in said] == ["25", "50", "75", "100"]
-    assert float(said[3][1]) < float(said[0][1])
+    assert [step for step, *_ in said] == ["25", "50", "75", "100"] and float(said[3][1]) < float(said[0][1])
     assert write_reports(model, build_tokenizer(CONFIG), pictures()) == REPORTS
 
 
-def test_the_same_settings_of_a_warm_start_give_the_same_bits():
-    before = torch.random.get_rng_state()
-    first, second, other = (model_tensors(warm_started(steps=3, seed=seed)[0]) for seed in (0, 0, 1))
-    assert all(torch.equal(first[k], second[k]) for k in first)
-    assert not all(torch.equal(first[k], other[k]) for k in first)
+@pytest.mark.parametrize("decoder", ["gpt2", "r2gen", "prefix"])
+def test_the_same_settings_of_a_warm_start_give_the_same_bits(tmp_path, decoder):
+    named = {"decoder_name": str(write_llama(tmp_path))} if decoder == "prefix" else {}
+    config, before = CONFIG.replace(decoder=decoder, **named), torch.random.get_rng_state()
+    first, second, other = (model_tensors(warm_started(config, steps=3, seed=seed)[0]) for seed in (0, 0, 1))
+    assert [all(torch.equal(first[k], of[k]) for k in first) for of in (second, other)] == [True, False]
     assert torch.equal(before, torch.random.get_rng_state())
