@@ -39,7 +39,7 @@ TINY = str(ASSETS / "vlm-tiny")  # configuration and processor of a small Qwen2-
 class VisionLanguageGenerator(ReportGenerator):
     """A vision-language model with the interface of a :class:`ReportGenerator`; its prompts are words.
 
-    Where patient adapters act in vision layers, all samples must show equally many images (DataError).
+    Where adapters act by patient in vision layers, all samples must show equally many images (DataError).
     """
 
     def __init__(self, config: ModelConfig, tokenizer: ReportTokenizer, *, load_pretrained: bool):
@@ -114,9 +114,9 @@ class VisionLanguageGenerator(ReportGenerator):
         findings = [""] * len(batch.images) if prompts is None else self.diagnosis.to_words(prompts)
         wanted = range(len(batch.images)) if rows is None else rows
         turns, images = zip(*(self._conversation(batch, i, findings[i]) for i in wanted), strict=True)
-        adapted = (name for name, part in self.named_modules() if "patient_batch" in part.__dict__)
+        adapted = (n for n, part in self.named_modules() if "forward" in vars(part) and "_hf_hook" not in vars(part))
         if len(set(map(len, images))) > 1 and not all(map(_LANGUAGE.search, adapted)):
-            text = "patient adapters in vision layers, where visits of a batch show different numbers of images"
+            text = "adapters by patient in vision layers, where visits of a batch show different numbers of images"
             cure = "leave these layers out of model.lora_targets, or images out of data.prior"
             raise DataError(f"{text}: {cure}", reason="adapter-batch")
         texts = [self._processor.apply_chat_template(turn, add_generation_prompt=True) for turn in turns]

@@ -32,7 +32,6 @@ from fedtar_flare.metrics.language import LanguageStatistics
 from fedtar_flare.models import report_generator
 from fedtar_flare.models.adapters.lora import add_lora, shared_parameters, shared_state
 from fedtar_flare.models.build import build_model, build_tokenizer
-from fedtar_flare.models.config import preset
 from fedtar_flare.models.report_generator import report_loss
 from fedtar_flare.models.weights import model_tensors
 
@@ -221,7 +220,6 @@ def test_a_task_makes_as_many_updates_as_fit_as_a_shorter_task_does(learner_of, 
     assert (given.patients, given.loss) == (whole.patients, whole.loss)
 
 
-CONFIG = preset("tiny")
 REPORTS = ["the lung is dark", "a bright nodule"] * 6
 
 
@@ -231,7 +229,7 @@ def pictures():
     return [Prepared(slices, positions) for slices in noise]
 
 
-def warm_started(config=CONFIG, **settings):
+def warm_started(config=MODEL, **settings):
     model, seen = build_model(config), []
     settings = PretrainingConfig(batch_size=4, **settings)
     pretrain(model, build_tokenizer(config), pictures(), REPORTS, settings, say=seen.append)
@@ -242,13 +240,13 @@ def test_the_warm_start_learns_to_tell_pictures_apart():
     model, seen = warm_started(steps=100, lr=4e-3)
     said = [re.match(r"step (\d+)/100, loss ([0-9.]+), ", line).groups() for line in seen]
     assert [step for step, *_ in said] == ["25", "50", "75", "100"] and float(said[3][1]) < float(said[0][1])
-    assert write_reports(model, build_tokenizer(CONFIG), pictures()) == REPORTS
+    assert write_reports(model, build_tokenizer(MODEL), pictures()) == REPORTS
 
 
 @pytest.mark.parametrize("decoder", ["gpt2", "r2gen", "prefix"])
 def test_the_same_settings_of_a_warm_start_give_the_same_bits(tmp_path, decoder):
     named = {"decoder_name": str(write_llama(tmp_path))} if decoder == "prefix" else {}
-    config, before = CONFIG.replace(decoder=decoder, **named), torch.random.get_rng_state()
+    config, before = MODEL.replace(decoder=decoder, **named), torch.random.get_rng_state()
     first, second, other = (model_tensors(warm_started(config, steps=3, seed=seed)[0]) for seed in (0, 0, 1))
     assert [all(torch.equal(first[k], of[k]) for k in first) for of in (second, other)] == [True, False]
     assert torch.equal(before, torch.random.get_rng_state())

@@ -20,6 +20,7 @@ from fedtar_flare.learning.labels import labeler
 from fedtar_flare.learning.site_diagnosis import DiagnosisConfig
 from fedtar_flare.methods.fedtar.learner import PatientLearner
 from fedtar_flare.models.adapters.peft_file import ADAPTER_INFO
+from fedtar_flare.models.adapters.visit_shares import VisitShares
 from fedtar_flare.models.build import build_model, build_tokenizer
 from fedtar_flare.models.config import VLM_TARGETS, ModelConfig
 from fedtar_flare.models.vlm import EARLIER, VisionLanguageGenerator
@@ -185,13 +186,14 @@ def test_a_draft_is_the_text_of_the_run_with_the_site_s_own_adapters(tmp_path, m
 
 
 def test_adapted_vision_layers_need_as_many_images_of_each(folder, tokenizer):
-    base = build_model(vlm_config(folder)).double()
-    _, patient = adapted(base, ("decoder.*vis*.fc1",))
+    model, patient = adapted(base := build_model(vlm_config(folder)).double(), ("decoder.*vis*.fc1",))
     shake(patient)
     (q, steps), (ids, labels), alike = patients(), tokenizer.batch(REPORTS), noise(3, slices=2)
-    with patient.adapt(q, steps), torch.no_grad():
-        with pytest.raises(DataError, match="different numbers of images"):
+    (shares := VisitShares(model, "default")).begin([*"abc"])
+    for acts in (shares.equal([*"abc"]), patient.adapt(q, steps)):
+        with torch.no_grad(), acts, pytest.raises(DataError, match="different numbers of images"):
             base(batch(), ids, labels)
+    with patient.adapt(q, steps), torch.no_grad():
         losses = base(alike, ids, labels)
     with patient.adapt(q[1:2], steps[1:2]), torch.no_grad():
         torch.testing.assert_close(base(rows(alike, 1), ids[1:2], labels[1:2]), losses[1:2])
