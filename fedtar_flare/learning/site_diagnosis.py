@@ -53,7 +53,7 @@ class DiagnosisConfig(Settings):
         "none",
         description="labeler of the findings in training reports; the same at all sites; 'none': no prompts; 'auto': "
         "'synthetic' for synthetic data, 'none' for other. With 'synthetic' and the model's shipped weights the head "
-        "and the prompts begin warm-started, else from nothing",
+        "and the prompts begin warm-started, and it reads degrees and changes of what it knows; else from nothing",
     )
     lr: float | None = Field(
         None, gt=0, description=f"AdamW learning rate of the head; None: {OWN_RATE}, {SHARED_RATE} where it is shared"
