@@ -18,6 +18,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import Field
 from scipy import stats
+from tables import cases
 
 import fedtar_flare
 from fedtar_flare.core.draws import SECRET, derived_seed, orders, standard_normals, uniforms
@@ -102,16 +103,8 @@ def test_json_holds_no_number_that_others_cannot_read(tmp_path):
     assert json.loads(write_json(tmp_path / "a.json", {1: (float("nan"), 2.5)}).read_text()) == {"1": [None, 2.5]}
 
 
-TWICE = (
-    "policy: {approval: required, approval: none}",
-    "policy:\n  approval: required\nsource: manifest\npolicy:\n  min_patients: 1",
-    "exclude: a.txt\nexclude: b.txt",
-    'a: [{b: 1, "b": 2}]',
-)
-
-
 def test_a_key_that_occurs_twice_is_refused_by_name(tmp_path):
-    for text in TWICE:
+    for text in cases(__file__, "twice.yaml"):
         with pytest.raises(ConfigError, match=r"the file: .*line \d: '(approval|policy|exclude|b)' occurs twice"):
             parse_yaml(text, "the file")
     (tmp_path / "a.json").write_text('{"scopes": [{"methods": [], "methods": ["fedavg"]}]}')

@@ -13,6 +13,7 @@ from make_dicom import chest, encode, encoded, name_of, put, slice_dataset, trun
 from pydicom import dcmread, uid
 from pydicom.encaps import encapsulate, get_frame
 from refused import refused
+from tables import cases
 
 from fedtar_flare.imaging.readers.ct import read_ct
 from fedtar_flare.imaging.readers.decoders import stream_size
@@ -77,16 +78,7 @@ def test_stored_values_and_what_is_noted(tmp_path, hu, edit, expected, noted):
     assert np.array_equal(volume.hu, expected) and [note.reason for note in volume.warnings] == [noted]
 
 
-@pytest.mark.parametrize(
-    "orientation, direction",
-    [
-        ([1, 0, 0, 0, 0, -1], [0, 1, 0]),  # coronal
-        ([0, 1, 0, 0, 0, -1], [-1, 0, 0]),  # sagittal
-        ([-1, 0, 0, 0, -1, 0], [0, 0, 1]),  # prone
-        ([0.8, 0.6, 0, -0.6, 0.8, 0], [0, 0, 1]),  # turned in plane
-        ([1, 0, 0, 0, 0.8, -0.6], [0, 0.6, 0.8]),  # oblique
-    ],
-)
+@pytest.mark.parametrize(("orientation", "direction"), cases(__file__, "orientations.yaml"))
 def test_affine_maps_every_slice_to_its_own_position(tmp_path, orientation, direction):
     def turn(ds, i):
         ds.ImageOrientationPatient = orientation

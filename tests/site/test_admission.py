@@ -13,6 +13,7 @@ import pytest
 import torch
 from huggingface_hub import constants
 from kits import make_kit
+from tables import cases
 
 from fedtar_flare.core.errors import ConfigError
 from fedtar_flare.learning import learner as learning
@@ -111,12 +112,7 @@ def trained(tmp_path, site_files):
 
 def test_a_policy_counts_from_the_next_task_on(trained, monkeypatch, tmp_path):
     site, w, write = trained
-    for policy, words in (
-        ("{min_local_steps: 3}", "training.local_steps 2 (at least 3)"),
-        ("{lora_targets: ['encoder.*']}", "model.lora_targets reaches decoder"),
-        ("{max_seconds: 1.0e-9}", "longer than the site's policy allows (max_seconds 1e-09)"),
-        ("{min_patient: 3}", "a setting is wrong at the site"),
-    ):
+    for policy, words in cases(__file__, "policies.yaml").items():
         write(f"policy: {policy}\n")
         reply, update = site.train(w, 1, 1)
         assert reply.status == ERROR and update is None and words in reply.reason

@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tables import cases
 
 from fedtar_flare.core.errors import ExchangeError
 from fedtar_flare.methods.fedtar.config import AlphaConfig
@@ -176,12 +177,7 @@ class Federation:
         return 0.5 * ((w - self.target) ** 2).sum()
 
 
-SETTINGS = {
-    "alike": {"spread": 0.0, "noise": 0.0, "steps": [6, 6, 6, 6]},
-    "steps of unlike length": {"spread": 0.0, "noise": 0.0, "steps": [3, 9, 5, 7]},
-    "unlike curvatures": {"spread": 0.5, "noise": 0.0, "steps": [6, 6, 6, 6]},
-    "noise": {"spread": 0.3, "noise": 0.2, "steps": [5, 8, 5, 8]},
-}
+SETTINGS = cases(__file__, "federations.yaml")
 
 
 @pytest.mark.parametrize("seed", range(4))
