@@ -323,8 +323,8 @@ def _of_sentence(words: Sequence[str], mentions: Sequence[Mention], labeler: Rul
             known = {*DEGREES}.union(*labeler.degrees.get(mention.name, ()))
             degree: list[str] = []
             if matches := [match for match in of_degree if match.tag in known]:
-                last = nearest(matches, mention)  # and the word that "to" joins with it
-                degree = [m.tag for m in matches if m is last or (m.end == last.start - 1 and words[m.end] == "to")]
+                at = nearest(matches, mention)  # and the word that "to" joins with it
+                degree = [m.tag for m in matches if m is at or words[min(m.end, at.end) : max(m[0], at[0])] == ["to"]]
             since_before = frozenset([change] if change else [])
             stated.append(Statement(mention.name, frozenset(side), frozenset(degree), since_before))
     return stated
