@@ -69,6 +69,7 @@ def score(arguments: argparse.Namespace) -> None:
     from fedtar_flare.metrics.labeler import classes_of
     from fedtar_flare.suite.checked import noise_of, noise_tables
     from fedtar_flare.suite.drafts import lines as lines_of
+    from fedtar_flare.suite.drafts import matched, run_texts
 
     name, rows = _labelled(arguments, arguments.state)
     if arguments.check_sample:
@@ -91,8 +92,9 @@ def score(arguments: argparse.Namespace) -> None:
         from fedtar_flare.suite.results import compare_scores
         from fedtar_flare.suite.tables import metric_table
 
-        one, other = str(arguments.state), str(arguments.against)
-        tests = compare_scores(one, [(rows, _labelled(arguments, arguments.against)[1])], arguments.drawn)
+        one, other, theirs = str(arguments.state), str(arguments.against), _labelled(arguments, arguments.against)[1]
+        matched(run_texts(rows, "reference"), run_texts(theirs, "reference"), other)
+        tests = compare_scores(one, [(rows, theirs)], arguments.drawn)
         table = metric_table(tests, {one: one, other: other}, other, arguments.drawn)
         data["against"] = [test._asdict() for test in tests]
         lines += ["", *lines_of([table])]

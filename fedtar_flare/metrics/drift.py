@@ -90,11 +90,8 @@ def unseen_phrases(texts: Sequence[str], periods: Sequence[int]) -> list[float]:
     for of_text, t in zip(phrases, periods, strict=True):
         for phrase in of_text:
             holders.setdefault(phrase, set()).add(t)
-    shares, newest = [], max(periods, default=0)
-    for of_text, t in zip(phrases, periods, strict=True):
-        unseen = sum(holders[phrase] <= {t, newest} for phrase in of_text)
-        shares.append(100 * unseen / max(1, len(of_text)))
-    return shares
+    newest, pairs = max(periods, default=0), zip(phrases, periods, strict=True)
+    return [100 * sum(holders[phrase] <= {t, newest} for phrase in of) / max(1, len(of)) for of, t in pairs]
 
 
 def image_measures(image: NDArray[np.uint8]) -> dict[str, float]:

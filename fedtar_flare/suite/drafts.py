@@ -49,7 +49,7 @@ def matched(reports: Texts, drafts: Texts, where: str) -> list[str]:
         if left:
             names = ", ".join(f"'{name}'" for name in sorted(left)[:5])
             more = f" and {len(left) - 5} more" if len(left) > 5 else ""
-            raise ConfigError(f"{where}: there is {what} of study {names}{more}: both files must have the same studies")
+            raise ConfigError(f"{where}: there is {what} of study {names}{more}: both sides must have the same studies")
     return [drafts[study].text for study in reports]
 
 

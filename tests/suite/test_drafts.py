@@ -120,6 +120,8 @@ def test_pairs_are_exported_under_keyed_ids_and_scored_again(tmp_path, cohort):
     assert rows[0]["visit_id"] in files[0].read_text()
     failing("score", state, "--export", tmp_path / "pairs.txt")
     assert "clinical_score" in {one.score for one in compare_scores("x", [(rows, rows)], "patients")}
+    other = write_report_scores(tmp_path / "other", 1, rows[1:]).parent
+    assert "no draft of study" in failing("score", state, "--labeler", "ctrate-rules", "--against", other)
 
 
 def test_the_page_leads_from_two_tables_to_a_page_with_intervals(repository, tmp_path):
@@ -169,8 +171,7 @@ def test_nobody_is_best_on_a_tie_and_a_difference_is_beyond_chance_where_its_int
     def said(means, **less):
         return verdict("BLEU-4", means, None, less, "b", {"a": "A", "b": "B"}, shown)
 
-    for second, best in ((0.0004, None), (0.0008, "a")):
-        means = {"a": 0.001, "b": 0.001 - second}
+    for means, best in (({"a": 0.001, "b": 0.0006}, None), ({"a": 0.001, "b": 0.0002}, "a")):
         assert winner(means, shown) == best and ("A has the best" in said(means)) == (best is not None)
     assert winner({"a": 0.5}, shown) is None and said({"a": 0.5}) == "A is the only arm with results: BLEU-4."
     for low, p, beyond in ((0.01, 0.01, 1), (0.01, 0.2, 0), (-0.01, 0.01, 0), (0.01, None, 1), (np.nan, None, 0)):
