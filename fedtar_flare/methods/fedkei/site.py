@@ -101,9 +101,9 @@ class FedKEISite(SiteStrategy):
         }
 
     def check(self) -> None:
-        """Refuse a previous visit, and random transforms."""
-        if self.settings.data.prior != "none":
-            raise ConfigError("data: prior is for reports; fedkei classifies single images")
+        """Refuse a previous visit, and changes of images."""
+        if self.settings.data.prior != "none" or self.settings.data.image_changes:
+            raise ConfigError("data: prior and image_changes are for reports; fedkei classifies images as prepared")
         if changing := [spec["name"] for spec in self.settings.data.transforms if spec["name"] in RANDOM]:
             raise ConfigError(f"data: transforms: {changing[0]} is random, and fedkei trains on images as prepared")
 
