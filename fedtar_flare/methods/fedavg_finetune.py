@@ -68,7 +68,7 @@ class FineTuneSite(PooledSite):
         if not charge(task, learner.training.draw_rate(visits), updates):
             task.logger.warning("not fine-tuned: the privacy budget of per-patient DP-SGD is spent")
             return
-        start = learner.shared()
+        start, learner.rate = learner.shared(), 1.0  # training.schedule is of the rounds, and has come near 0
         learner.train(None, task.seed("finetune", learner.cohort), updates=updates)
         learner.tuned = learner.shared()
         learner.load_shared(start)

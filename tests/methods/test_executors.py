@@ -98,7 +98,8 @@ def test_updates_of_the_fine_tuning_are_charged_too(hospital, home):
 
 
 def test_a_site_fine_tunes_once_after_the_last_round_and_keeps_that_beside_the_shared_adapter(hospital, tmp_path):
-    site, _, w = hospital(method="fedavg_finetune", fresh=False, model={"max_length": 8, "num_beams": 1})
+    settings = {"model": {"max_length": 8, "num_beams": 1}, "training": {"schedule": "cosine"}}
+    site, _, w = hospital(method="fedavg_finetune", fresh=False, **settings)
     site.train(w, 9, 1)
     early, _ = site.close(w, 8, evaluate=True)
     assert "scores_generic" not in early.payload, "nothing is tuned before the last round"
@@ -110,9 +111,8 @@ def test_a_site_fine_tunes_once_after_the_last_round_and_keeps_that_beside_the_s
     assert first.numbers["validation_loss"] == early.numbers["validation_loss"]
     learner, tuned = site.executor.strategy.learner, state_of(tmp_path).read(version(9, T))[0]
     assert all(torch.equal(value, w[name]) for name, value in learner.shared().items())
-    assert tuned.keys() == w.keys() and any(not torch.equal(tuned[name], w[name]) for name in w)
-    again, _ = site.close(w, 9, evaluate=True)
-    assert again.payload["scores"] == first.payload["scores"], "done again, it starts from the shared adapter"
+    assert tuned.keys() == w.keys() and max(float((tuned[name] - w[name]).abs().max()) for name in w) > 5e-4
+    assert site.close(w, 9, evaluate=True)[0].payload["scores"] == first.payload["scores"], "it starts from there anew"
 
     saved = saved_learner(tmp_path / "state" / "run" / "site-1", None, "run", 2).private
     assert saved.keys() == tuned.keys() and all(torch.equal(value, tuned[name]) for name, value in saved.items())
