@@ -3,6 +3,7 @@
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -164,10 +165,11 @@ class SiteExecutor(Executor):
         task = self._open(name, header, weights, site, config)
         if name != HANDSHAKE and self.on_opened:
             self.on_opened()
-        if updates and not config.without_patients and not self.ranks.rank:
-            count_answer(site.records, str(config.path), config.policy.max_answers)
-        answer: Answer = self.strategy.handlers()[name](task)
-        task.state.add_answered(name, version(header.round, header.step))
+        with nullcontext() if self.ranks.rank else task.state.answering(name, header):
+            if updates and not config.without_patients and not self.ranks.rank:
+                count_answer(site.records, str(config.path), config.policy.max_answers)
+            answer: Answer = self.strategy.handlers()[name](task)
+            task.state.add_answered(name, version(header.round, header.step))
         if name == self.contract.tasks[-1].name and header.round == header.rounds:
             task.state.note(ended=True)
         if header.score == "test" and not self.ranks.rank:  # the other kind never trains
@@ -211,7 +213,6 @@ class SiteExecutor(Executor):
         if not taken or (name != HANDSHAKE and not state.versions()):
             raise missing_state(state, header.origin or header.after)
         check_order(self.contract, name, header.round, state.answered())
-        state.check_quota(name, header)
         state.check_run(header, strategy.timeline_text(header.time_steps))
         # 3. The patients, and the site's one layout of their visits.
         task = Task(

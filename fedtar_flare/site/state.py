@@ -168,14 +168,17 @@ class SiteState:
                 times[asked] = times.get(asked, 0) + 1
             write_json(self.folder / ANSWERED, record | {task: version, _TIMES: times}, PRIVATE)
 
-    def check_quota(self, task: str, header: TaskHeader) -> None:
-        """Refuse a task that the run has asked for too often, since each answer tells something."""
-        most, times = 2 * header.rounds * header.time_steps + SPARE_TASKS, self._record(ANSWERED).get(_TIMES, {})
-        if times.get(task, 0) >= most:
-            raise ExchangeError(f"task '{task}' was answered {most} times in this run, and no run needs more")
-        place = version(header.round, header.step)
-        if header.round and times.get(f"{task} {place}", 0) >= MOST_REPEATS:
-            raise ExchangeError(f"task '{task}' was answered {MOST_REPEATS} times at {place}, and no run needs more")
+    @contextmanager
+    def answering(self, task: str, header: TaskHeader) -> Iterator[None]:
+        """Let a run's tasks be answered one at a time, in whatever job, and none too often: each tells something."""
+        with locked(self.folder / "task"):
+            most, times = 2 * header.rounds * header.time_steps + SPARE_TASKS, self._record(ANSWERED).get(_TIMES, {})
+            if times.get(task, 0) >= most:
+                raise ExchangeError(f"task '{task}' was answered {most} times in this run, and no run needs more")
+            place = version(header.round, header.step)
+            if header.round and times.get(f"{task} {place}", 0) >= MOST_REPEATS:
+                raise ExchangeError(f"task '{task}' was answered {MOST_REPEATS} times at {place}: no run needs more")
+            yield
 
     # ------------------------------------------------------------------ what holds for the whole run
     def fix_run(self, header: TaskHeader, timeline: str, schema: ExchangeSchema, about: Mapping[str, Any]) -> None:
