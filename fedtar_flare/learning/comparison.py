@@ -35,10 +35,8 @@ WITHIN_LEVEL = 0.05
 """Weight of a change within a level, or against it, relative to the one between the two levels."""
 EXCLUDED = -1e4
 """Log-probability of a level that a report excludes: finite, so that gradients are, too."""
-UNTRAINED = 0.4
-"""Probability of a finding that a head was never taught: under a half, so that it is not claimed."""
-TEMPERATURES = (0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0)
-"""Temperatures that a calibration chooses among."""
+UNTRAINED = 0.4  # probability of a finding that a head was never taught: under a half, so that it is not claimed
+TEMPERATURES = (0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0)  # that a calibration chooses among
 FIXED_RMS = 1.5
 """Root mean square of a fixed prompt, about that of the shipped ones."""
 CHANGE_RMS = 0.6
@@ -91,6 +89,13 @@ def attention(queries: Tensor, x: Tensor, slice_mask: Tensor) -> Tensor:
     return scores.masked_fill(hidden[:, None, :, None], -torch.inf).flatten(2).softmax(-1)
 
 
+def key_slices(queries: Tensor, tokens: Tensor, slice_mask: Tensor) -> Tensor:
+    """The slice (B, D) that each query (D, C) attends to most, UNKNOWN where nothing is shown."""
+    weights = attention(queries, F.layer_norm(tokens.float(), tokens.shape[-1:]), slice_mask)
+    slices = weights.unflatten(-1, tokens.shape[1:3]).sum(-1).argmax(-1)
+    return torch.where(slice_mask.any(1)[:, None], slices, UNKNOWN)
+
+
 class ComparisonHead(nn.Module):
     """A query for each finding attends to a visit; the result gives its level, those of two visits its change.
 
@@ -118,12 +123,6 @@ class ComparisonHead(nn.Module):
         """Attend to tokens (B, S, N, C) with mask (B, S): (B, D, C), float32, zero where nothing is shown."""
         x = F.layer_norm(tokens.float(), tokens.shape[-1:])
         return (attention(self.queries, x, slice_mask) @ x.flatten(1, 2)) * slice_mask.any(1)[:, None, None]
-
-    def key_slices(self, tokens: Tensor, slice_mask: Tensor) -> Tensor:
-        """The slice (B, D) that each query attends to most, UNKNOWN where nothing is shown."""
-        weights = attention(self.queries, F.layer_norm(tokens.float(), tokens.shape[-1:]), slice_mask)
-        slices = weights.unflatten(-1, tokens.shape[1:3]).sum(-1).argmax(-1)
-        return torch.where(slice_mask.any(1)[:, None], slices, UNKNOWN)
 
     def levels(self, attended: Tensor) -> Tensor:
         """Log-probabilities (B, D, 4) of the levels at visits that were attended to (B, D, C)."""
@@ -314,10 +313,11 @@ class ComparisonBranch(nn.Module):
 
     def key_slices(self, seen: Encoded) -> tuple[Tensor, Tensor]:
         """The slices (B, D) that each finding's query attends to most, now and before; UNKNOWN without an image."""
-        now, prior = self.head.key_slices(seen.tokens, seen.slice_mask), seen.prior
+        queries = self.head.queries if self.first is None else self.head.queries.where(~self.known, self.first.queries)
+        now, prior = key_slices(queries, seen.tokens, seen.slice_mask), seen.prior
         if prior is None or prior.images is None or seen.prior_tokens is None:
             return now, torch.full_like(now, UNKNOWN)
-        return now, self.head.key_slices(seen.prior_tokens, prior.images.slice_mask)
+        return now, key_slices(queries, seen.prior_tokens, prior.images.slice_mask)
 
     def likelihoods(self, seen: Encoded) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Log-probabilities of the levels now (B, D, 4), and jointly with those before, where shown (B, D)."""

@@ -186,14 +186,15 @@ def test_of_findings_that_a_warm_start_knows_presence_alone_is_the_trained_head_
     branch, seen = branch_of(weights="small")[1], seen_of(model, image_before=(0, 1, 2))
     with torch.no_grad():
         torch.testing.assert_close(branch.likelihoods(seen), branch.by_head(branch.head, seen))
+        slices = branch.key_slices(seen)[1]
         for number, parameter in enumerate(branch.head.parameters()):
             parameter.copy_(normal(*parameter.shape, seed=10 + number))
+        assert torch.equal(slices[:, :3], branch.key_slices(seen)[1][:, :3]), "of the head that reads the changes"
         all_three = branch.likelihoods(seen), branch.by_head(branch.head, seen), branch.by_head(branch.first, seen)
     (now, pair), trained, first = ([likely.exp() for likely in of[:2]] for of in all_three)
     torch.testing.assert_close([now[:, 3:], pair[:, 3:]], [of[:, 3:] for of in trained])
     torch.testing.assert_close(now[..., 0], trained[0][..., 0])
-    degrees, wanted = (of[:, :3, 1:] / of[:, :3, 1:].sum(-1, keepdim=True) for of in (now, first[0]))
-    torch.testing.assert_close(degrees, wanted)
+    torch.testing.assert_close(*(of[:, :3, 1:] / of[:, :3, 1:].sum(-1, keepdim=True) for of in (now, first[0])))
     for b, n in product((slice(1), slice(1, 4)), repeat=2):  # absent or present before and now
         blocks = [of[:, :3, b, n].flatten(2) for of in (pair, trained[1], first[1])]
         found, by_trained, by_first = (of.sum(-1, keepdim=True) for of in blocks)
