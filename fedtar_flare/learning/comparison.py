@@ -332,7 +332,7 @@ class ComparisonBranch(nn.Module):
         return now, together, shown
 
     def by_head(self, head: ComparisonHead, seen: Encoded) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """:meth:`likelihoods` by one head alone, as the one in training learns them."""
+        """:meth:`likelihoods` of one head alone; those of the trained head are what it learns by."""
         attended = head.attend(seen.tokens, seen.slice_mask)
         now = head.levels(attended)
         prior, tokens = seen.prior, seen.prior_tokens
